@@ -1,9 +1,10 @@
 // Your model: what attnref says of the config.json that one enters. Record,
 // sentences, numbers and file are computed by record.js, which is the Python of
-// attnref and of the build, rewritten.
+// attnref and of the build, rewritten. It comes once a reader touches the form,
+// with the configs to choose from: to read the page, neither is needed.
 "use strict";
 {
-  const { $, $b, answer, counted, memory, Use } = python;
+  const { src } = document.currentScript;
   const [card] = cards;
   const { made } = entry;
   const form = document.querySelector(".yours form"), sizes = card.form;
@@ -75,6 +76,38 @@
     return [...out, code.slice(at)];
   };
 
+  // What is not as in Llama, with the damage; the lines of code come after what
+  // else a reader waits for.
+  const { damages, lines, few } = known(part("differs").lastElementChild);
+  const damaged = ([text, error]) => {
+    const bar = made("span.damage");
+    bar.style.setProperty("--of", `${Math.min(error, 1) * 100}%`);
+    return made("p", ...line(text), " ", bar);
+  };
+  const diff = (rows) => {
+    const code = rows.flatMap((row) => [made(row[0] === "+" ? "span.gi" : "span.gd", row), "\n"]);
+    const block = made("div.language-diff highlight", made("pre", made("code", ...code)));
+    if (rows.length <= few) return block;
+    return made("details.note", made("summary", lines.replace("{}", rows.length)), block);
+  };
+  let coding;
+  const differ = (found, text) => {
+    const items = found.map(([name, said]) =>
+      made("li", made("p", ...line(said)), ...(damages[name] ? [damaged(damages[name])] : [])),
+    );
+    part("differs").querySelector("ul").replaceChildren(...items);
+    part("differs").querySelector(":scope > p").hidden = items.length > 0;
+    clearTimeout(coding);
+    const after = (work) => (coding = setTimeout(work));
+    const next = (records, i) => {
+      if (i === found.length) return;
+      const rows = python.lines_of(found[i][0], records);
+      if (rows.length) items[i].append(diff(rows));
+      after(() => next(records, i + 1));
+    };
+    after(() => next(python.read(text)[2], 0));
+  };
+
   const bar = document.querySelector(".whole");
   const code = bar.nextElementSibling.querySelector("code");
   const { turns } = JSON.parse(part("rope").querySelector("script").textContent);
@@ -83,8 +116,32 @@
   results.push(card.box, bar, bar.nextElementSibling);
   let config = form.elements.config.defaultValue; // the last that was read
   let model = null; // its sizes, or why there are none, once they are asked for
-  const told = $.from(words);
-  const pageWords = $.from(said);
+  const ranks = [...sizes.elements.ranks.options].map(({ value }) => BigInt(value));
+  let told, pageWords, mib; // for Python
+
+  const fetched = (name) =>
+    new Promise((resolve, reject) => {
+      const script = made("script");
+      script.src = src.replace("yours", name);
+      script.async = false; // in this order
+      script.onload = resolve;
+      script.onerror = reject;
+      document.head.append(script);
+    });
+  let loading;
+  const loaded = () =>
+    (loading ??= Promise.all(["record", "configs"].map(fetched)).then(
+      () => {
+        const { $ } = python;
+        [told, pageWords] = [$.from(words), $.from(said)];
+        mib = $.dict(Object.entries(devices).map(([id, [n]]) => [id, BigInt(n)]));
+      },
+      () => {
+        loading = null;
+        say(form.parentElement, refusals.offline);
+        return new Promise(() => {}); // who asked does nothing
+      },
+    ));
 
   // What was pasted in place of JSON, by its looks.
   const LOOKS = {
@@ -98,7 +155,7 @@
   // In the words of attnref, but where the text is no JSON, no object, or an
   // error has no words.
   const refused = (error, text) => {
-    const own = error instanceof $b.ValueError ? error.text : "";
+    const own = error instanceof python.$b.ValueError ? error.text : "";
     if (own.startsWith("the file is not JSON")) {
       const name = Object.keys(LOOKS).find((look) => LOOKS[look].test(text.trim()));
       return own.match(/\d+/g).reduce((said, n) => said.replace("{}", n), refusals[name]);
@@ -123,13 +180,11 @@
     history.replaceState(null, "", page);
   };
 
-  const ranks = [...sizes.elements.ranks.options].map(({ value }) => BigInt(value));
-  const mib = $.dict(Object.entries(devices).map(([id, [n]]) => [id, BigInt(n)]));
   // Its sizes and its card, or why there are none.
   const sized = (text, whole) => {
     try {
-      const sizes = counted(text);
-      return { sizes, card: $.plain(python.card(sizes, BigInt(whole), mib, ranks)) };
+      const sizes = python.counted(text);
+      return { sizes, card: python.$.plain(python.card(sizes, BigInt(whole), mib, ranks)) };
     } catch (error) {
       return { error: refused(error, text) };
     }
@@ -143,6 +198,7 @@
     lines.hidden = rows.hidden = Boolean(model.error);
     say(memoryPart, model.error ?? "");
     if (model.error) return;
+    const { $, memory, Use } = python;
     const { device, weights, dtype, ranks } = sizes.elements;
     const [mib, bandwidth] = devices[device.value];
     const count = [ranks.value, card.tokens()].map(BigInt);
@@ -152,8 +208,8 @@
     table(rows, found.rows, true);
   };
 
-  const show = (found) => {
-    const layers = part("strip"), differs = part("differs"), rope = part("rope");
+  const show = (found, text) => {
+    const layers = part("strip"), rope = part("rope");
     strip(layers, found.letters);
     layers.querySelector("svg").ariaLabel = found.said;
     layers.querySelector("code").textContent = found.family;
@@ -164,8 +220,7 @@
       ...found.curves.flatMap(([scaled, plain]) => [path(plain, "plain"), path(scaled, "")]),
     );
     list(rope.querySelector("ul"), found.curves.map((c) => turns.replace("{}", c[2]).replace("{}", c[3])));
-    list(differs.querySelector("ul"), found.differs);
-    differs.querySelector("p").hidden = found.differs.length > 0;
+    differ(found.differs, text);
     code.replaceChildren(...coloured(found.file));
     const link = bar.querySelector("a");
     link.href = `data:text/x-python;charset=utf-8,${encodeURIComponent(found.file)}`;
@@ -188,8 +243,8 @@
     if (now && now === shown) return address();
     let wrong = "", whole = 0;
     try {
-      const found = $.plain(answer(text, told, language));
-      show(found);
+      const found = python.$.plain(python.answer(text, told, language));
+      show(found, text);
       whole = found.whole;
     } catch (error) {
       wrong = refused(error, text);
@@ -214,7 +269,7 @@
   let waiting;
   const later = (pause) => {
     clearTimeout(waiting);
-    waiting = setTimeout(read, pause);
+    waiting = setTimeout(() => loaded().then(read), pause);
   };
   addEventListener("pagehide", address); // of the last edit, for the way back
 
@@ -226,10 +281,12 @@
     later(20);
   };
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.elements.model.addEventListener("change", ({ target }) => {
-    if (target.value) form.elements.config.value = pretty(configs[target.value]);
+  const choose = () => {
+    const { model, config } = form.elements;
+    if (model.value) config.value = pretty(configs[model.value]);
     later(20);
-  });
+  };
+  form.elements.model.addEventListener("change", () => loaded().then(choose));
   form.elements.config.addEventListener("input", () => {
     form.elements.model.value = "";
     later(250);
@@ -242,19 +299,19 @@
       event.preventDefault();
       take(event.dataTransfer.files[0]); // there is none before the drop
     });
-  sizes.addEventListener("input", weigh);
+  sizes.addEventListener("input", () => loaded().then(weigh));
+  for (const kind of ["pointerover", "focusin"])
+    for (const box of [form, sizes]) box.addEventListener(kind, loaded, { once: true });
 
   // The state that an address carries.
-  const { searchParams } = new URL(location);
-  if (searchParams.has("config")) {
-    form.elements.config.value = searchParams.get("config");
-    form.elements.model.value = "";
-  } else if (searchParams.get("model") in configs) {
-    form.elements.model.value = searchParams.get("model");
-    form.elements.config.value = pretty(configs[form.elements.model.value]);
+  const given = new URL(location).searchParams;
+  const { model: chosen, config: field } = form.elements;
+  if (given.size) shown = null;
+  if (given.has("config")) {
+    field.value = given.get("config");
+    chosen.value = "";
+  } else if ([...chosen.options].some(({ value }) => value && value === given.get("model"))) {
+    chosen.value = given.get("model");
   }
-  if (searchParams.size) {
-    shown = null;
-    later(20);
-  }
+  if (given.size) loaded().then(choose);
 }

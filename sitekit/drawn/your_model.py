@@ -15,10 +15,9 @@ from attnref.released.record import attention_of, families
 from attnref.released.specs import models as known_models
 from attnref.words import origin, speaking
 from sitekit import ROOT
-from sitekit.drawn.calculator import COUNT
 from sitekit.drawn.operations import GPUS
 from sitekit.drawn.released import KINDS, drawn
-from sitekit.markdown.render import Rows, Words, inline, render
+from sitekit.markdown.render import Rows, Words, render
 from sitekit.released import released as models
 from sitekit.released import told
 from sitekit.released.javascript import Table, bundle, of_table, string, strings
@@ -37,7 +36,7 @@ CHOSEN |= {"tokens": 32_768}
 SENTENCES = "weighs", "uncounted", "fits", "none", "step"
 REFUSALS = (
     *("empty", "html", "place", "quotes"),
-    *("comma", "json", "object", "unknown"),
+    *("comma", "json", "offline", "object", "unknown"),
 )
 
 
@@ -81,7 +80,15 @@ def yours(
         ]
         facts["known"] = {"turns": own["turns"]}
     if part == "differs":
-        facts["sentences"] = [inline(sentence) for sentence in data["differs"]]
+        damages = {
+            part: (models.damage(part, error, language), error)
+            for part, (error, _) in _losses().items()
+        }
+        records = models.released()[FIRST].records
+        facts["list"] = models.listed(records, damages, language)
+        facts["nothing"] = not data["differs"]
+        lines = models.word("lines", language, n="{}")
+        facts["known"] = {"damages": damages, "lines": lines, "few": models.FEW}
     if part == "memory":
         facts["found"] = told.memory(told.counted(text()), use(), own)
         facts["head"] = head
@@ -133,9 +140,10 @@ def written(config: dict[str, Any]) -> str:
 @cache
 def script() -> str:
     """assets/record.js: the record, the file and the numbers of a config."""
-    roots = ["answer", "counted", "card", "memory", "Use"]
+    roots = ["answer", "read", "lines_of"]
+    roots += ["counted", "card", "memory", "Use"]
     return bundle(
-        [COUNT, *(("sitekit.released.told", name) for name in roots)],
+        [("sitekit.released.told", name) for name in roots],
         {
             **_table().functions,
             "attnref.released.generate.template": of_templates(
@@ -242,24 +250,27 @@ def refused(language: str) -> Rows:
 
 def parts(language: str) -> Rows:
     """Each part left out once, of the first model that has it."""
-    first: dict[str, tuple[float, str]] = {}
-    having: dict[str, int] = {}
-    for model in models.released().values():
-        for part, error in models.losses(model.records).items():
-            having[part] = having.get(part, 0) + 1
-            place = f"[{model.name}](released/{model.id}.md)"
-            first.setdefault(part, (error, place))
+    having = [m.parts for m in models.released().values()]
     return [
         [
             models.part_word(part, "lost", language),
-            place,
+            f"[{model.name}](released/{model.id}.md)",
             f"{error:.2g}",
-            str(having[part]),
+            str(sum(part in parts for parts in having)),
         ]
-        for part, (error, place) in sorted(
-            first.items(), key=lambda item: -item[1][0]
-        )
+        for part, (error, model) in _losses().items()
     ]
+
+
+@cache
+def _losses() -> dict[str, tuple[float, models.Released]]:
+    """What the output loses with each part, most first, in the first model
+    that has it."""
+    first: dict[str, tuple[float, models.Released]] = {}
+    for model in models.released().values():
+        for part, error in models.losses(model.records).items():
+            first.setdefault(part, (error, model))
+    return dict(sorted(first.items(), key=lambda item: -item[1][0]))
 
 
 def _names(row: dict[str, Any], language: str) -> Iterator[str]:

@@ -12,9 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from difflib import unified_diff
 from functools import cache
-from textwrap import dedent
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +29,7 @@ from attnref.numbers.shapes import Model
 from attnref.released.configured import ConfiguredAttention
 from attnref.released.devices import devices
 from attnref.released.from_config import group_of, within
-from attnref.released.generate import file_of, rendered
+from attnref.released.generate import file_of
 from attnref.released.record import (
     AttentionRecord,
     fields_of,
@@ -48,15 +46,15 @@ from sitekit.markdown.render import render
 from sitekit.released import told
 from sitekit.released.told import (
     LENGTHS,
-    NOT_TOLD,
-    PARTS,
+    Records,
     composition,
+    differs,
     heads,
     letters,
+    lines_of,
     parts_of,
-    sentence,
     standard,
-    theta_of,
+    without,
 )
 
 FOLDER = "models/released"
@@ -79,7 +77,6 @@ FACTS = {
     "context": "context",
 }
 FEW = 11  # lines of a diff that need no fold
-UNSAID = {"window", "chunk"}  # their lines are those of masks and caches
 T, E, D = 24, 60, 16  # of the tiny layers: more tokens than any window
 SHORT = 7  # their windows and chunks; longer RoPE is scaled beyond 8
 
@@ -244,16 +241,6 @@ def _ran(r: AttentionRecord) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         return layer(x), weights, x
 
 
-def without(
-    part: str, r: AttentionRecord, records: dict[int, AttentionRecord]
-) -> AttentionRecord | None:
-    """The record of a loader that knows nothing of a part, if one could be."""
-    change = PARTS[part].without
-    if part == "theta":
-        return replace(r, rope_theta=theta_of(records))
-    return replace(r, **change(r)) if change else None
-
-
 def losses(records: dict[int, AttentionRecord]) -> dict[str, float]:
     """Of each part that can be left out, in the first layer that has it."""
     result = {}
@@ -262,17 +249,6 @@ def losses(records: dict[int, AttentionRecord]) -> dict[str, float]:
         if other := without(name, r, records):
             result[name] = lost(r, other)
     return result
-
-
-@cache
-def changed(r: AttentionRecord, other: AttentionRecord) -> list[str]:
-    """The lines of a layer's code that a part needs, as a diff."""
-    old, new = (rendered({0: x}, inside=True) for x in (other, r))
-    both = old.splitlines(), new.splitlines()
-    every = [*unified_diff(both[0], both[1], n=0, lineterm="")]
-    lines = [x for x in every[2:] if x[0] in "+-" and x[1:].strip()]
-    code = dedent("\n".join(x[1:] for x in lines)).splitlines()
-    return [x[0] + " " + y for x, y in zip(lines, code, strict=True)]
 
 
 # In words.
@@ -426,6 +402,26 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     yield say("fields", keys=keys)
 
 
+def damage(part: str, error: float, language: str) -> str:
+    """What a loader without a part does, in a sentence."""
+    loader = part_word(part, "lost", language)
+    return word("damage", language, loader=loader, n=f"{error:.2g}")
+
+
+def listed(
+    records: Records, damages: Mapping[str, tuple[str, float]], language: str
+) -> str:
+    """A list of what is not as in Llama, with the damage and the lines."""
+    return render(
+        "differs",
+        differs=differs(records, words(), language),
+        damages=damages,
+        lines={part: lines_of(part, records) for part in parts_of(records)},
+        few=FEW,
+        title=word("lines", language, n="{}"),
+    )
+
+
 def _differences(model: Released, language: str) -> Iterator[str]:
     """Each part that Llama does not have: a sentence, its lines of code, and
     what a loader without it does to the output."""
@@ -437,34 +433,13 @@ def _differences(model: Released, language: str) -> Iterator[str]:
     yield f"\n## {say('differs')} {{ #differs data-search-exclude }}\n"
     if moved:
         yield say("wrong_lead", family=model.family) + "\n"
-    parts = parts_of(model.records)
-    for part in (part for part in parts if part not in NOT_TOLD):
-        yield f"- {sentence(part, model.records, words(), language)}"
-        r = model.records[parts[part][0]]
-        other = without(part, r, model.records)
-        if part in moved:
-            damage = say(
-                "damage",
-                loader=part_word(part, "lost", language),
-                n=f"{moved[part]:.2g}",
-            )
-            wide = f"{min(moved[part], 1):.0%}"
-            bar = f'<span class="damage" style="--of: {wide}"></span>'
-            yield f"\n    {damage} {bar}"
-        lines = changed(r, other) if other and part not in UNSAID else []
-        if lines:
-            fence = ["```diff", *lines, "```"]
-            if len(lines) > FEW:
-                title = say("lines", n=len(lines))
-                fence = [
-                    f'??? note "{title}"',
-                    "",
-                    *("    " + x for x in fence),
-                ]
-            yield ""
-            yield from (f"    {line}".rstrip() for line in fence)
-        yield ""
-    if not [part for part in parts if part not in NOT_TOLD]:
+    damages = {
+        part: (damage(part, error, language), error)
+        for part, error in moved.items()
+    }
+    if differs(model.records, words(), language):
+        yield listed(model.records, damages, language) + "\n"
+    else:
         yield say("nothing" if model.records else "other") + "\n"
     if left := model.left:
         yield f"{say('others', n=len(left), all=model.layers)}\n"

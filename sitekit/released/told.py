@@ -24,7 +24,7 @@ from attnref.released.from_config import (
     model_from_config,
     within,
 )
-from attnref.released.generate import file_from
+from attnref.released.generate import file_from, rendered
 from attnref.released.record import (
     AttentionRecord,
     fields_of,
@@ -130,6 +130,7 @@ PARTS: dict[str, Part] = {
     "sub_norm": Part(lambda r: r.sub_norm, lambda r: {"sub_norm": False}),
 }
 NOT_TOLD = {"grouped"}  # in a sentence: the heads say it
+UNSAID = {"window", "chunk"}  # their lines are those of masks and caches
 
 
 def parts_of(records: Records) -> dict[str, list[int]]:
@@ -222,13 +223,48 @@ def heads(r: AttentionRecord) -> str:
     return f"{r.n_heads} / {r.n_kv_heads} / {r.head_dim}"
 
 
-def differs(records: Records, words: Saying, language: str) -> list[str]:
+def differs(
+    records: Records, words: Saying, language: str
+) -> list[tuple[str, str]]:
     """What is not as in Llama, in a sentence each."""
     return [
-        sentence(part, records, words, language)
+        (part, sentence(part, records, words, language))
         for part in parts_of(records)
         if part not in NOT_TOLD
     ]
+
+
+def without(
+    part: str, r: AttentionRecord, records: Records
+) -> AttentionRecord | None:
+    """The record of a loader that knows nothing of a part, if one could be."""
+    change = PARTS[part].without
+    if part == "theta":
+        return replace(r, rope_theta=theta_of(records))
+    return replace(r, **change(r)) if change else None
+
+
+def lines_of(part: str, records: Records) -> list[str]:
+    """The lines of a layer's code that a part needs, as a diff."""
+    r = records[parts_of(records)[part][0]]
+    other = without(part, r, records)
+    if part in UNSAID or not other:
+        return []
+    old, new = (
+        [x for x in rendered({0: y}, inside=True).split("\n") if x.strip()]
+        for y in (other, r)
+    )
+    result, rest = [], [*new]  # no line moves
+    for line in old:
+        if line not in rest:
+            result.append("- " + line)
+            continue
+        while rest[0] != line:
+            result.append("+ " + rest.pop(0))
+        rest.pop(0)
+    result += ["+ " + line for line in rest]
+    deep = min((len(x[2:]) - len(x[2:].strip()) for x in result), default=0)
+    return [x[:2] + x[2 + deep :] for x in result]
 
 
 class Curve(NamedTuple):
@@ -300,11 +336,17 @@ def _line(turns: Sequence[float]) -> str:
     return "M" + "L".join(points)
 
 
-def answer(text: str, words: Saying, language: str) -> dict[str, Any]:
-    """What the page shows of the text of a config.json."""
+def read(text: str) -> tuple[Change, Records, Records]:
+    """The fields of a config, its records, and those without windows as long
+    as the longest text."""
     given = fields_of(parsed(text))
     exact, context = records_of(given), context_of(given)
-    records = {n: within(r, context) for n, r in exact.items()}
+    return given, exact, {n: within(r, context) for n, r in exact.items()}
+
+
+def answer(text: str, words: Saying, language: str) -> dict[str, Any]:
+    """What the page shows of the text of a config.json."""
+    given, exact, records = read(text)
     kinds = letters(given, records)
     return {
         "family": given["model_type"],

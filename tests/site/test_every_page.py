@@ -292,10 +292,6 @@ def tab(chromium):
         yield page
 
 
-# All that is known of configs comes along on one page, and counts apart.
-SCRIPTS_OF_YOUR_MODEL = "assets/record.js", "assets/configs.js"
-
-
 @cache
 def weight(file):
     data = file.read_bytes()
@@ -342,15 +338,11 @@ def test_a_page_is_right_and_light(tab, address, site, fonts, path):
     if fonts != [*FONTS]:
         exceeded, allowed = ({*b} & {"block"} for b in (exceeded, allowed))
     assert exceeded == allowed, measured
-    weights, gzipped = {}, 0
+    weights = {}
     for url in set(tab.urls):
         file = site.folder / url.removeprefix(address).split("?")[0]
-        if url.endswith(SCRIPTS_OF_YOUR_MODEL):
-            gzipped += weight(file)
-            continue
         weights[url] = weight(file / "index.html" if file.is_dir() else file)
     heaviest = sorted(weights.items(), key=lambda item: -item[1])[:4]
-    assert gzipped <= 80_000
     total = sum(weights.values())
     assert len(weights) > 3
     assert total <= 160_000, f"{total} bytes, of which {dict(heaviest)}"

@@ -158,12 +158,12 @@ def test_a_card_says_what_the_arithmetic_says():
 
 def test_a_difference_is_shown_as_the_lines_that_it_needs():
     page = released.markdown("models/released/deepseek-v3", "en")
-    diff = page.partition("```diff")[2].partition("```")[0]
+    diff = page.partition("language-diff")[2].partition("</pre>")[0]
     assert "- a, b = (t.float() for t in x.chunk(2, dim=-1))" in diff
     assert "+ a, b = (t.float() for t in x.unflatten(-1, (-1, 2))" in diff
-    assert "pairs the halves changes the output by **1.1**" in page
+    assert "pairs the halves changes the output by <strong>1.1</strong>" in page
     # What has no line that Llama's code could have has no diff.
-    assert "```diff" not in released.markdown(
+    assert "language-diff" not in released.markdown(
         "models/released/llama-3-8b", "en"
     )
 

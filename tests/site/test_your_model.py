@@ -1,5 +1,6 @@
 """Your model: the page's script against the Python that it is made of."""
 
+import gzip
 import json
 import random
 from functools import partial
@@ -37,9 +38,10 @@ FAULTS = [
     *("9" * 30, "tru", '"x', "\x01", "\n", "{", "]", ",", ":", "\t", ""),
 ]
 
-# What the script makes of texts: an answer each, and the memory of each use.
+# What the script makes of texts: an answer each, the lines of code of what
+# differs, and the memory of each use.
 TRIED = """([texts, uses, words, sizes]) => {
-  const { $, $b, answer, counted, card, memory, Use } = python;
+  const { $, $b, answer, counted, card, lines_of, memory, read, Use } = python;
   const tried = (make) => {
     try {
       return $.plain(make());
@@ -50,8 +52,14 @@ TRIED = """([texts, uses, words, sizes]) => {
   };
   const used = uses.map(([mib, speed, ranks, weights, cache, tokens]) => $.call(
     Use, [BigInt(mib), speed, BigInt(ranks), weights, cache, BigInt(tokens)]));
+  const told = (text, language) =>
+    answer(text, $.from(words[language]), language);
   return texts.map(([text, language]) => [
-    tried(() => answer(text, $.from(words[language]), language)),
+    tried(() => told(text, language)),
+    tried(() => {
+      const { differs } = $.plain(told(text, language));
+      return differs.map(([part]) => lines_of(part, read(text)[2]));
+    }),
     ...used.map((use) => tried(
       () => memory(counted(text), use, $.from(words.page)))),
     tried(() => card(counted(text), 4096n, $.from(sizes), [1n, 8n, 32n])),
@@ -70,9 +78,16 @@ def tried(make):
 def expected(text, language):
     return [
         tried(partial(answer, text, models.words(), language)),
+        tried(partial(lines, text)),
         *(tried(partial(memory_of, text, use)) for use in USES),
         tried(lambda: told.card(counted(text), 4096, SIZES, (1, 8, 32))),
     ]
+
+
+def lines(text):
+    found = answer(text, models.words(), "en")
+    records = told.read(text)[2]
+    return [told.lines_of(part, records) for part, _ in found["differs"]]
 
 
 def memory_of(text, use):
@@ -102,8 +117,15 @@ def broken(text, chance):
 def page(chromium, address):
     url = address + "models/your-model/"
     with opened(chromium, url, until="load") as page:
+        touched(page)
         yield page
     assert page.faults == []
+
+
+def touched(page):
+    """The scripts come once a reader touches the form."""
+    page.focus("textarea")
+    page.wait_for_function("typeof configs !== 'undefined'")
 
 
 def agree(page, texts):
@@ -172,6 +194,11 @@ def test_a_reader_chooses_pastes_and_shares(page, chromium, tmp_path):
     assert code == file_of(config)
     size = f"{code.count(chr(10))} lines, needs only PyTorch"
     assert page.locator(".whole .size").inner_text() == size
+
+    # What differs, with the damage and the code, as on the model's own page.
+    differs = page.locator(".yours.differs li").filter(has_text="Softcap")
+    expect(differs.locator(".gi").first).to_contain_text("rows = q.unflatten")
+    assert "that leaves out the softcap changes" in differs.inner_text()
 
     # A field is changed by hand: the heads follow, and so does the address.
     text = json.dumps(config | {"num_key_value_heads": 4})
@@ -271,6 +298,24 @@ def test_an_error_without_words_has_those_of_the_page(chromium, address):
         assert page.faults == []
 
 
+def test_its_scripts_come_once_they_are_needed(chromium, site, address):
+    """To read the page, none is; without a network, the page says so."""
+    names = "record.js", "configs.js"
+    files = [site.folder / "assets" / name for name in names]
+    assert sum(len(gzip.compress(f.read_bytes(), 6)) for f in files) <= 80_000
+    with opened(chromium, "about:blank", until="load") as page:
+        page.route("**/configs.js", lambda route: route.abort())
+        page.goto(address + "models/your-model/", wait_until="networkidle")
+        assert not [url for url in page.urls if url.endswith(names)]
+        page.fill("textarea", changed(head_dim=64))
+        problem = page.locator(".yours.entry .problems")
+        expect(problem).to_contain_text("Check your connection")
+        page.unroute("**/configs.js")
+        page.select_option("[name=model]", "gemma-2-27b")
+        expect(page.locator(".yours.strip code")).to_have_text("gemma2")
+        assert not problem.is_visible()
+
+
 def test_a_result_is_computed_once_a_reader_pauses(chromium, address):
     """Not on loading, at no key, and not for JSON that says the same."""
     count = """() => {
@@ -283,6 +328,7 @@ def test_a_result_is_computed_once_a_reader_pauses(chromium, address):
         page.clock.install()
         page.goto(address + "models/your-model/")
         page.evaluate(count)
+        touched(page)
         page.clock.pause_at(page.evaluate("Date.now() + 1000"))
         field = page.locator("textarea")
 
@@ -373,6 +419,6 @@ def test_its_numbers_are_on_the_first_screen(chromium, address, width, height):
         fits = page.locator("[data-part=fits] dd")
         assert fits.inner_text() == "12"
         page.select_option("[name=dtype]", "fp8")
-        assert fits.inner_text() == "25"
+        expect(fits).to_have_text("25")
         with opened(chromium, page.url, until="load") as again:
             expect(again.locator("[data-part=fits] dd")).to_have_text("25")
