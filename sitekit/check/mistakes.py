@@ -57,6 +57,7 @@ ADDRESS = re.compile(
 )
 PICTURES = re.compile(r"(?:<p>)?<!-- (\w+) of ([\w-]+) -->(?:</p>)?")
 WORDS = {
+    "error": Text("an error", "报错"),
     "symptom": Text("Symptom", "症状"),
     "notice": Text("How to notice it", "怎么发现"),
     "caught": Text("Caught by", "能发现它的测试"),
@@ -223,8 +224,13 @@ def diffs(mistake: Mistake, language: str) -> str:
     right, wrong = seen(mistake.id)
     pictures = ""
     for kind, value in (("wrong", wrong), ("right", right)):
-        label, shown = WORDS[kind], small(value, right, wrong)
-        pictures += f"<div><b>{getattr(label, language)}</b>{shown}</div>"
+        label = getattr(WORDS[kind], language)
+        if isinstance(value, str):  # an error, which the entry quotes
+            error = getattr(WORDS["error"], language)
+            shown = f'<span class="off" title="{escape(value)}">{error}</span>'
+        else:
+            shown = small(value, right, wrong)
+        pictures += f"<div><b>{label}</b>{shown}</div>"
     axes = (getattr(axis, language) for axis in evidence()[mistake.id].axes)
     title = f' title="{escape(" × ".join(axes))}"' if right.dim() == 2 else ""
     return (
@@ -242,11 +248,9 @@ def share(mistake: Mistake, language: str) -> str:
     )
 
 
-def small(value: Tensor | str, right: Tensor, wrong: Tensor | str) -> str:
+def small(value: Tensor, right: Tensor, wrong: Tensor | str) -> str:
     """HTML: a matrix as its cells; a few numbers of what is none, from where
     they differ from the right ones."""
-    if isinstance(value, str):
-        return f"<code>{escape(value.splitlines()[0])}</code>"
     if value.dim() == right.dim() == 2:
         return svg.thumbnail(value.double(), right.double())
     given, wanted, other = (

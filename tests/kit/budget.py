@@ -25,12 +25,7 @@ EXCEPTIONS = {
     "beyond/compressed": "code: its plain form has three kinds of layer",
     "mistakes/by-symptom": "height: entries are looked up one by one",
     "mistakes/tests": "height: tests are looked up one by one",
-    "mistakes/attention-mistakes": "height: entries are looked up one by one",
-    "zh/mistakes/attention-mistakes": ": in fewer lines",
-    "mistakes/head-mistakes": "height: entries are looked up one by one",
-    "mistakes/cache-mistakes": "height code: entries are looked up one by one",
-    "mistakes/layer-mistakes": "height: entries are looked up one by one",
-    "zh/mistakes/flash-mistakes": "code: as the English one, in fewer lines",
+    "mistakes/cache-mistakes": "height: entries are looked up one by one",
 }
 
 # Pixels are those of these fonts, whatever others a machine has.
