@@ -212,11 +212,12 @@ def sentence(part: str, records: Records, words: Saying, language: str) -> str:
         "scale_of": f"{r.scale:.4g}",
         "usual": f"{standard(r):.4g}",
     }
-    text: str = words["parts"][part]["differs"][language].format(**facts)
-    if len(layers) == len(records):
-        return text
-    some: str = words["page"]["some"][language]
-    return text + some.format(n=len(layers), all=len(records))
+    some = ""
+    if len(layers) < len(records):
+        some = words["page"]["some"][language]
+        some = some.format(n=len(layers), all=len(records))
+    text: str = words["parts"][part]["differs"][language]
+    return text.format(**facts, some=some)
 
 
 def heads(r: AttentionRecord) -> str:

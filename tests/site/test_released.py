@@ -50,8 +50,8 @@ def test_a_file_rests_on_a_config_that_says_its_rope(id):
 
 def test_a_page_says_what_its_record_says():
     text = released.markdown("models/released/gemma-3-27b", "en")
-    assert "sees 1,024 tokens, itself included. (52 of 62 layers)" in text
-    assert "linear scaling. (10 of 62 layers)" in text
+    assert "sees 1,024 tokens, itself included (52 of 62 layers)." in text
+    assert "linear scaling (10 of 62 layers)." in text
     assert "θ is 10,000 in these layers and 1,000,000 in the others" in text
     parts = released.losses(MODELS["gemma-3-27b"].records)
     assert {"norm", "norm_weight", "window", "theta", "scaled"} <= {*parts}
