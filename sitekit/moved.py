@@ -43,6 +43,7 @@ MOVED: dict[str, str] = {
     "layers/mla#history": "layers/mla#sources",
     "layers/mqa": "layers/gqa#mqa",
     "layers/gqa#history": "layers/gqa#sources",
+    "numbers/memory#records": "numbers/memory#bits",
     "numbers/operations#quality": "learn/questions#q-38",
     "numbers/measured#backward": "numbers/measured#prefill",
     "numbers/measured#goals": "numbers/measured#how",

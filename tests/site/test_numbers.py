@@ -112,8 +112,6 @@ def test_claims_come_out_as_printed():
         value = eval(sum_, {"__builtins__": {}})
         if printed.endswith("%"):
             assert f"{value:.1%}" == printed
-        elif printed.endswith("GiB"):
-            assert size(value) == printed
         else:
             assert value == pytest.approx(number(printed), rel=2e-3)
 
@@ -289,13 +287,8 @@ def test_the_kinds_of_a_model_are_those_of_its_layers():
 
 
 def test_sums_to_do_by_hand_come_out_as_they_are_written():
-    """Units cancel, but for those of results, and milliseconds."""
-    units = {"GiB": 2**30, "MiB": 2**20, "MFLOPs": 1e6, "ms": 1e-3}
     for number, calculation, result in memory.turn():
         written = calculation.replace("×", "*").replace(",", "")
-        for unit, value in {"GiB": 2**30, "GB": 1e9, "TB/s": 1e12}.items():
-            written = written.replace(f" {unit}", f" * {value:.0f}", 1)
-        written = written.replace("/ 4.0 * ", "/ 4.0 / ").removesuffix(" B")
         value, _, unit = result.replace(",", "").partition(" ")
-        want = float(value) * units.get(unit, 1)
-        assert eval(written) == pytest.approx(want, rel=0.02), number
+        want = float(value) * {"GiB": 2**30}.get(unit, 1)
+        assert eval(written) == want, number
