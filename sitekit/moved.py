@@ -46,6 +46,7 @@ MOVED: dict[str, str] = {
     "numbers/memory#records": "numbers/memory#bits",
     "numbers/operations#quality": "learn/questions#q-38",
     "numbers/measured#backward": "numbers/measured#prefill",
+    "numbers/measured#cache": "caches/kv-cache#growing",
     "numbers/measured#goals": "numbers/measured#how",
     "numbers/measured#sources": "numbers/measured#how",
     "guide": "learn/compare",
