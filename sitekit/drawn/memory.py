@@ -106,11 +106,9 @@ def turn() -> Iterator[Row]:
     long = 32_768
     yield ["1", "2 × 32 × 8 × 128 × 2", f"{kv_bytes(llama, 1):,}"]
     yield ["2", f"32,768 × {kv_bytes(llama, 1):,}", size(kv_bytes(llama, long))]
-    fp8 = kv_bytes(llama, long, dtype="fp8")
-    yield ["3", f"{size(kv_bytes(llama, long))} / 2", size(fp8)]
-    yield ["4", "61 × (512 + 64) × 2", f"{kv_bytes(v3, 1):,}"]
+    yield ["3", "61 × (512 + 64) × 2", f"{kv_bytes(v3, 1):,}"]
     total = kv_bytes(large, 1, ranks=16)
-    yield ["5", "2 × 80 × 1 × 128 × 2", f"{total:,}"]
+    yield ["4", "2 × 80 × 1 × 128 × 2", f"{total:,}"]
 
 
 def ranks() -> Iterator[Row]:
@@ -164,13 +162,10 @@ def claims() -> Iterator[Row]:
     H, one = v3.q_heads, v3.qk_nope_head_dim + v3.v_head_dim
     own = H * (one + v3.qk_rope_head_dim)
     latent = v3.kv_lora_rank + v3.qk_rope_head_dim
-    model = find_model("deepseek-v4.1-flash")
-    assert model.shipped is not None
-    kv, index = model.shipped.kv, model.shipped.index
     old, six = later("deepseek-67b"), later("deepseek-v2", Storage(6))
-    v32, flash, pro, v41 = (
+    v32, flash, pro = (
         later(f"deepseek-{name}", "shipped")
-        for name in ("v3.2", "v4-flash", "v4-pro", "v4.1-flash")
+        for name in ("v3.2", "v4-flash", "v4-pro")
     )
     yield [Word("groups"), f"{latent} / {one}", f"{latent / one:g}"]
     for name, n in (("mha", H * one), ("own", own)):
@@ -181,12 +176,6 @@ def claims() -> Iterator[Row]:
     for name, now in (("flash", flash), ("pro", pro)):
         share = f"{float(now / v32):.1%}"
         yield [Word(name), f"{exact(now)} / {exact(v32)}", share]
-    sum_ = f"3 · ({kv} + {index}) / 2 + {kv} + {index}"
-    yield [Word("v41"), sum_, exact(v41)]
-    times = f"{float(old / v41):.1f}"
-    yield [Word("v1"), f"{exact(old)} / {exact(v41)}", times]
-    qwen = later("qwen3-8b")
-    yield [Word("qwen"), f"{exact(qwen)} · 131,072", size(qwen * 131_072)]
 
 
 TWELVE = (
@@ -316,13 +305,6 @@ def hybrid(model: Model, blocks: int, length: int) -> Hybrid:
     return Hybrid(blocks // groups * block, blocks / each)
 
 
-def per_request(length: int, batched: int) -> int:
-    """Blocks of 16 tokens that vLLM reserves for a request to OLMo 3 7B: three
-    groups of windows, which hold a chunk of the prompt too, and one of all."""
-    window = min(4096 - 1 + batched, length)
-    return 3 * (-(-window // 16) + 1) - (-length // 16)
-
-
 class Case(NamedTuple):
     model: str
     engine: str
@@ -334,20 +316,17 @@ class Case(NamedTuple):
 
 def log_cases() -> list[Case]:
     """Published lines, and ours."""
-    oss, qwen, moe, flash, glm, small = map(
+    oss, qwen, flash, glm, small = map(
         find_model,
         (
             "gpt-oss-120b",
             "qwen3-235b",
-            "qwen3-30b-a3b",
             "deepseek-v4-flash",
             "glm-5.2",
             "qwen3.5-27b",
         ),
     )
     both = hybrid(small, 1487, 32_768)
-    split: dict[str, Any] = {"ranks": 4}
-    shorter, longer = per_request(6144, 2048), per_request(34_048, 2048)
     sparse = with_kernels(glm)
     assert sparse.shipped is not None
     draft = sparse.shipped.kv + sparse.shipped.index  # one more layer
@@ -364,25 +343,9 @@ def log_cases() -> list[Case]:
             qwen.name,
             "SGLang, TP 4",
             "367,404 8.23 8.23",
-            size(kv_bytes(qwen, 367_404, **split)),
+            size(kv_bytes(qwen, 367_404, ranks=4)),
             "exact",
             f"{VLLM}/issues/21348",
-        ),
-        Case(
-            qwen.name,
-            "vLLM, TP 4",
-            "178,880 8.11",
-            size(kv_bytes(qwen, 178_880, **split)),
-            "workers",
-            f"{VLLM}/issues/21348",
-        ),
-        Case(
-            moe.name,
-            "vLLM, FP8",
-            "221,000 10.12",
-            size(kv_bytes(moe, 221_000, dtype="fp8")),
-            "unnamed",
-            f"{VLLM}/issues/25350",
         ),
         Case(
             small.name,
@@ -393,29 +356,12 @@ def log_cases() -> list[Case]:
             f"{VLLM}/issues/40691",
         ),
         Case(
-            "OLMo 3 7B",
-            "vLLM",
-            "23.73 6,144 11.12 34,048 2.134",
-            f"{longer / shorter:.3f}",
-            "ratio",
-            f"{VLLM}/pull/29796",
-        ),
-        Case(
             flash.name,
             "vLLM 0.26.0",
             "1,009,661 1.11 912,128",
             f"{1_009_661 / 912_128:.2f}",
             "product",
             f"{VLLM}/issues/51041",
-        ),
-        Case(
-            flash.name,
-            "vLLM, NVFP4",
-            "3,300 3.2",
-            f"{float(growth(flash, dtype='shipped').later):,.0f} B",
-            "fitted",
-            "https://github.com/tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark"
-            "-1M-NVFP4-KV-2x-DGX-Spark/issues/57",
         ),
         Case(
             glm.name,
@@ -425,14 +371,6 @@ def log_cases() -> list[Case]:
             "draft",
             "https://github.com/local-inference-lab/vllm/pull/82",
         ),
-        Case(
-            "GLM-5.3-Flash",
-            "vLLM, TP 2",
-            "12 32.9 457,880 7,808",
-            f"{0.329 * 457_880 / 7808:.1f}",
-            "open",
-            f"{VLLM}/issues/54458",
-        ),
     ]
 
 
@@ -440,9 +378,7 @@ def log() -> Iterator[Row]:
     for case in log_cases():
         where = case.url.rsplit("/", 1)[1]
         yield [
-            Word("guess", (case.model,))
-            if case.why == "unnamed"
-            else case.model,
+            case.model,
             case.engine,
             Word(f"printed_{case.why}", tuple(case.printed.split())),
             case.ours,
@@ -460,7 +396,6 @@ def _of_log() -> dict[str, object]:
         "block": block,
         "page": size(state),
         "each": token,
-        "padding": block * token / state - 1,
         "small": attention_block(small),
         "small_fp8": attention_block(small, 2),
     }
@@ -473,7 +408,6 @@ def numbers() -> dict[str, object]:
     )
     sequence = kv_bytes(llama, 131_072)
     widths = {name.key: n for name, _, n in claims() if isinstance(name, Word)}
-    (indexed,) = find_model("deepseek-v3.2").groups
     entry = 512 + 64
     v3 = kv_bytes(find_model("deepseek-v3"), 1)
     return _of_log() | {
@@ -486,7 +420,6 @@ def numbers() -> dict[str, object]:
         / kv_bytes(flash, 131_072),
         "of_mqa": 2 * 128,
         "entry": entry,
-        "wide": 512 + 128,
         "lite": 2 * 16 * 128 / entry,
         "llama": 2 * 32 * 128 / entry,
         "v3": widths["mha"],
@@ -494,7 +427,6 @@ def numbers() -> dict[str, object]:
         "sequences": 60 * GIB // kv_bytes(llama, 16_384),
         "states_of_k3": kv_memory.state_bytes(find_model("kimi-k3")) / 2**20,
         "states": kv_memory.state_bytes(states) / 2**20,
-        "with_indexer": sum(sum(store.widths) for store in indexed.stores),
         "six_bits": widths["six"],
         "architecture": widths["architecture"],
     }

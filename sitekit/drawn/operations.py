@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from attnref import crossover
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
 from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
 from attnref.numbers.shapes import Source
@@ -16,7 +15,7 @@ from attnref.released.specs import find_model
 from sitekit.drawing import plots, svg
 from sitekit.drawing.plots import Plot
 from sitekit.drawing.svg import room
-from sitekit.drawn.mla import V3, WIDTHS
+from sitekit.drawn.mla import V3
 from sitekit.markdown.render import Row, Word
 from sitekit.markdown.tables import links
 
@@ -102,7 +101,6 @@ def decode() -> dict[str, Cost]:
         "gqa": attention_cost(**LLAMA, n_kv_heads=KV_HEADS, past=past),
         "mqa": attention_cost(**LLAMA, n_kv_heads=1, past=past),
         "expanded": mla_cost(**V3, form="expanded", past=past),
-        "latent": mla_cost(**V3, form="latent", past=past),
         "absorbed": mla_cost(**V3, form="absorbed", past=past),
     }
 
@@ -110,41 +108,34 @@ def decode() -> dict[str, Cost]:
 def numbers() -> dict[str, object]:
     """What the text says."""
     absorbed, ridge = intensities()["absorbed"], H100.ridge
-    # The intensity of a prompt is this share of its length, with 8 heads for
-    # keys and with 32; a causal query has (T + 1) / 2 of the T keys.
-    grouped, plain = (32 / (32 + heads) for heads in (8, 32))
-    read = _read()
-    one_by_one = [float(ms) for ms in _step(1024, 480, H100)[0]]
-    weights, multiply, caches, attend, at_once = one_by_one
-    return _of_variants() | {
+    # The intensity of a prompt is this share of its length; a causal query has
+    # (T + 1) / 2 of the T keys.
+    share, read = 32 / (32 + 8), _read()
+    mha, _, _, of_expanded, of_absorbed = pairs()
+    return {
         "ridge": ridge,
         "busy": int(ridge) + 1,
         "busy_h20": int(H20.ridge) + 1,
         "ridge_h20": H20.ridge,
         "absorbed": absorbed,
-        "heads": ceil(128 * ridge / absorbed),
         "throttled": 865 / 3.35,
-        "of_deepseek": 2 * 128,
-        "share": grouped,
-        "prompt": ceil(ridge / grouped),
-        "causal_prompt": ceil(2 * ridge / grouped - 1),
-        "prompt_of_mha": ceil(ridge / plain),
-        "causal_prompt_of_mha": ceil(2 * ridge / plain - 1),
-        "parameters": (read + VOCABULARY * 4096) / 1e9,
-        "embedding": VOCABULARY * 4096 / 1e9,
-        "parameters_zh": (read + VOCABULARY * 4096) / 1e8,
-        "embedding_zh": VOCABULARY * 4096 / 1e8,
+        "share": share,
+        "prompt": ceil(ridge / share),
+        "causal_prompt": ceil(2 * ridge / share - 1),
         "weights": 2 * read / 1e9,
-        "one_by_one": max(weights, multiply) + max(caches, attend),
-        "at_once": at_once,
         "cache": size(_cache(8192)),
-        "full": size(480 * _cache(1024)),
         "turn_weights": 2 * read / H20.bandwidth * 1e3,
         "turn_multiply": 16 * 2 * read / H20.peak * 1e3,
         "turn_caches": 16 * _cache(4096) / H20.bandwidth * 1e3,
         "turn_size": size(16 * _cache(4096)),
         "turn_gb": 16 * _cache(4096) / 1e9,
         "peaks": H100.peak / H20.peak,
+        "pair": mha[1],
+        "pair_expanded": of_expanded[1],
+        "times_expanded": of_expanded[2],
+        "pair_absorbed": of_absorbed[1],
+        "times_absorbed": of_absorbed[2],
+        "roof_of_mha": attainable(1) / H100.peak,
     }
 
 
@@ -166,12 +157,12 @@ def variants() -> Iterator[Row]:
         yield row
 
 
-def _prefill(new: int) -> tuple[Cost, Fraction]:
-    """A prompt in a layer with GQA, and FLOPs per byte of its attention:
-    queries and outputs are moved too, since they are no fewer than keys."""
+def _prefill(new: int) -> Fraction:
+    """FLOPs per byte of a prompt's attention in a layer with GQA: queries and
+    outputs are moved too, since they are no fewer than keys."""
     cost = attention_cost(**LLAMA, n_kv_heads=KV_HEADS, new=new)
     moved = 2 * (cost.cached + 2 * new * LLAMA["d_model"])
-    return cost, Fraction(cost.scores + cost.values, moved)
+    return Fraction(cost.scores + cost.values, moved)
 
 
 def digits(n: float) -> str:
@@ -179,33 +170,13 @@ def digits(n: float) -> str:
     return f"{float(f'{n:.3g}'):,.10g}"
 
 
-PROMPTS = (128, 370, 738, 4096, 16_384, 65_536)
-
-
-def prompt() -> Iterator[Row]:
-    """A whole prompt in one layer with GQA-8 of Llama's shape. A causal
-    kernel computes (T + 1) / 2 of a query's T keys, on average."""
-    for new in PROMPTS:
-        cost, intensity = _prefill(new)
-        products = cost.scores + cost.values
-        yield [
-            f"{new:,}",
-            digits(cost.projections / 1e9),
-            digits(products / 1e9),
-            f"{products / cost.flops:.0%}",
-            f"{float(intensity):,.1f}",
-            f"{float(intensity) * (new + 1) / (2 * new):,.1f}",
-        ]
-
-
 def intensities() -> dict[str, float]:
     """FLOPs per byte: of the cache in decoding, of all in a prefill."""
     result = {
         name: float(cost.attention_intensity())
         for name, cost in decode().items()
-        if name != "latent"
     }
-    return result | {"prefill": float(_prefill(2048)[1])}
+    return result | {"prefill": float(_prefill(2048))}
 
 
 def attainable(intensity: float, gpu: Gpu = H100) -> float:
@@ -306,8 +277,8 @@ def _attended(tokens: int) -> int:
     return LAYERS * (cost.scores + cost.values)
 
 
-def _cache(tokens: int, ranks: int = 1) -> int:
-    return kv_bytes(find_model("llama-3.1-8b"), tokens, ranks=ranks)
+def _cache(tokens: int) -> int:
+    return kv_bytes(find_model("llama-3.1-8b"), tokens)
 
 
 def first() -> Iterator[Row]:
@@ -411,84 +382,8 @@ def turn() -> Iterator[Row]:
         yield [gpu.name, *cells, f"{1e3 / least:,.0f}"]
 
 
-def sums() -> Iterator[Row]:
-    """What else is asked, as one writes it down, and the results."""
-    gpu = Gpu("of the question", 2000e12, 8e12, ())
-    yield ["1", "2000 / 8", f"{gpu.ridge:.0f}"]
-    yield ["2", "1 × 32 / 4", f"{LLAMA['n_heads'] / 4:.0f}"]
-    fp8 = _read() / H20.bandwidth * 1e3
-    yield ["3", f"{_read() / 1e9:.1f} GB / 4.0 TB/s", f"{fp8:.2f} ms"]
-    flops = 2 * 4096 * (_read() - VOCABULARY * LLAMA["d_model"])
-    least = flops / H100.peak * 1e3
-    yield ["4", f"{digits(flops / 1e12)} / 989", f"{least:.0f} ms"]
-
-
-def parallel() -> Iterator[Row]:
-    """Llama-3.1-8B split over devices, and a step of 8 sequences."""
-    model, batch = find_model("llama-3.1-8b"), 8
-    for ranks in (1, 2, 4, 8, 16):
-        caches = batch * _cache(SEEN, ranks)
-        moved = 2 * _read() / ranks + caches
-        yield [
-            str(ranks),
-            str(LLAMA["n_heads"] // ranks),
-            str(ceil(KV_HEADS / ranks)),
-            size(weight_bytes(model, ranks=ranks)),
-            size(caches),
-            f"{moved / H100.bandwidth * 1e3:.2f}",
-        ]
-
-
-def _of_variants() -> dict[str, object]:
-    """What the text says of their steps."""
-    costs = decode()
-    expanded, absorbed = costs["expanded"], costs["absorbed"]
-    mha, _, _, of_expanded, of_absorbed = pairs()
-    short = mla_cost(**V3, form="absorbed", past=4096)
-    return {
-        "pair": mha[1],
-        "pair_expanded": of_expanded[1],
-        "times_expanded": of_expanded[2],
-        "pair_absorbed": of_absorbed[1],
-        "times_absorbed": of_absorbed[2],
-        "mla_parameters": absorbed.parameters / 1e6,
-        "mla_parameters_zh": absorbed.parameters / 1e8,
-        "larger_cache": expanded.cached / absorbed.cached,
-        "more_bytes": expanded.bytes_read() / absorbed.bytes_read(),
-        "expanding": costs["latent"].projections / 1e9,
-        "more_with_up": 2 * 128 * 512 * (128 + 128) / (2 * short.scores),
-        "from_tokens": ceil(crossover(**WIDTHS)),
-        "roof_of_mha": attainable(1) / H100.peak,
-    }
-
-
 def mega(n: int) -> str:
     return f"{n / 1e6:,.1f}"
-
-
-def step() -> Iterator[Row]:
-    """The forms of MLA; `gqa.compare` has MHA, GQA and MQA."""
-    for name, cost in decode().items():
-        if name in ("mha", "gqa", "mqa"):
-            continue
-        yield [
-            Word(name),
-            mega(cost.projections),
-            mega(cost.scores + cost.values),
-            size(2 * cost.cached),
-            f"{float(cost.attention_intensity()):,.4g}",
-            f"{float(cost.intensity()):,.4g}",
-        ]
-
-
-def least() -> Iterator[Row]:
-    """The least time of scores and values of this step on an H100."""
-    for name, cost in decode().items():
-        if name == "latent":
-            continue
-        read = 2 * cost.cached / H100.bandwidth * 1e6
-        done = (cost.scores + cost.values) / H100.peak * 1e6
-        yield [Word(name), f"{read:.2f}", f"{done:.2f}"]
 
 
 def pairs() -> Iterator[Row]:

@@ -42,13 +42,6 @@ def test_what_the_page_says_of_limits_is_so():
     assert scores[1] > 2, "than the rest"
 
 
-def test_the_growth_of_a_cache_is_drawn():
-    plot = measured.growth("append", "", ("KVCache", "torch.cat"))
-    assert "{KVCache}" in plot.wide and "{torch_cat}" in plot.narrow
-    for line in plot.wide, plot.narrow:
-        assert line.count("<path") > 2
-
-
 def test_what_the_page_says_of_decoding_is_so():
     for dtype in ("float32", "bfloat16"):
         mha, gqa, mqa = (
@@ -60,9 +53,6 @@ def test_what_the_page_says_of_decoding_is_so():
         assert copied > base, "slower than MHA"
         enabled = [x["torch, enable_gqa"]["value"][1] for x in (mha, gqa, mqa)]
         assert min(enabled) > 0.7 * enabled[0], "hardly gains"
-        for name in ("x-transformers, einsum", "x-transformers, flash"):
-            theirs = gqa[name]["value"][1]
-            assert 0.6 < theirs / copied < 1.1, "about as long"
         for each in (mha, gqa, mqa):
             for way in ("flash", "split_kv"):
                 assert each[way]["ratio"][1] > 0.9, "gains nothing"
@@ -127,12 +117,6 @@ def test_what_the_page_says_of_layers_and_prompts_is_so():
 
 
 def test_what_the_page_says_of_caches_and_mla_is_so():
-    lengths = [*CASES["append"]["at"]]
-    flat = [took("append", n, way="KVCache") for n in lengths]
-    assert max(flat) < 2 * min(flat)
-    jump = took("append", 8192, way="torch.cat")
-    assert jump > 4 * took("append", 4096, way="torch.cat")
-    assert 2 * 8 * 4097 * 128 * 4 < 2 * 2**25 < 2 * 8 * 8193 * 128 * 4
     for tokens in (2048, 8192):
         assert ways("generate", tokens)["torch.cat"]["ratio"][1] > 1
     static = "transformers sdpa, StaticCache"

@@ -112,8 +112,6 @@ def test_claims_come_out_as_printed():
         value = eval(sum_, {"__builtins__": {}})
         if printed.endswith("%"):
             assert f"{value:.1%}" == printed
-        elif printed.endswith("GiB"):
-            assert size(value) == printed
         else:
             assert value == pytest.approx(number(printed), rel=2e-3)
 
@@ -130,9 +128,6 @@ def test_a_decode_step_by_hand():
             size(2 * S * K * D * 2),
             str(H // K),
         ]
-    rows = by_name(operations.step())
-    assert rows["absorbed"][2] == rows["latent"][2] == size(S * 576 * 2)
-    assert rows["absorbed"][3] == f"{128 * 2 * 1088 / (2 * 576):.1f}"
 
 
 def test_operations_of_a_query_and_a_key():
@@ -142,18 +137,11 @@ def test_operations_of_a_query_and_a_key():
     assert rows["absorbed"] == ["278,528", "4.25", "576"]
 
 
-def test_reading_takes_longer_than_computing():
-    for name, (read, done) in by_name(operations.least()).items():
-        assert float(read) > float(done), name
-
-
 def test_what_the_page_says_of_whole_steps_is_so():
-    """Llama-3.1-8B: its parameters one by one, and what larger batches gain."""
+    """Llama-3.1-8B: its parameters one by one, and the step to compute."""
     E, F, V, D = 4096, 14_336, 128_256, 128
     layer = 2 * E * E + 2 * E * 8 * D + 3 * E * F + 2 * E
     assert 32 * layer + E + 2 * V * E == find_model("llama-3.1-8b").params
-    *_, large, largest = operations.steps(1024, (1, 64, 296, 480))
-    assert number(largest[6]) > 1.1 * number(large[6]), "the rate still rises"
     h20, h100 = operations.turn()
     assert number(h20[5]) < number(h100[5]), "slower, says the page"
     last, now = operations.steps(1024, (295, 296))
@@ -174,34 +162,6 @@ def test_what_the_pages_say_of_models_is_so():
         if model.id.startswith("deepseek-v4-") and isinstance(group, Compressed)
     }
     assert ratios == {4, 128, None}
-
-
-class Written(torch.utils._python_dispatch.TorchDispatchMode):
-    """The name of each operation, and the bytes of what it makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.made = []
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        out = op(*args, **kwargs or {})
-        if isinstance(out, torch.Tensor) and not op.is_view:
-            self.made.append((op.overloadpacket.__name__, out.nbytes))
-        return out
-
-
-def test_the_readable_sdpa_moves_five_times_the_bytes_of_its_cache():
-    """Compute says so: 2 bytes read, 4 written, 4 read again, and scores."""
-    B, H, K, S, D = 3, 10, 2, 71, 16
-    q = torch.randn(B, H, 1, D, dtype=torch.bfloat16)
-    k, v = torch.randn(2, B, K, S, D, dtype=torch.bfloat16)
-    with Written() as seen:
-        attnref.sdpa(q, k, v)
-    wide = 2 * k.nbytes  # float32
-    assert seen.made.count(("_to_copy", wide)) == 2, "keys and values"
-    read, written = k.nbytes + v.nbytes, 2 * wide
-    assert read + written + written == 5 * read
-    assert ("bmm", 4 * B * H * S) in seen.made, "all scores, in float32"
 
 
 def lines(svg):
@@ -327,14 +287,8 @@ def test_the_kinds_of_a_model_are_those_of_its_layers():
 
 
 def test_sums_to_do_by_hand_come_out_as_they_are_written():
-    """Units cancel, but for those of results, and milliseconds."""
-    units = {"GiB": 2**30, "MiB": 2**20, "MFLOPs": 1e6, "ms": 1e-3}
-    rows = [*memory.turn(), *operations.sums()]
-    for number, calculation, result in rows:
+    for number, calculation, result in memory.turn():
         written = calculation.replace("×", "*").replace(",", "")
-        for unit, value in {"GiB": 2**30, "GB": 1e9, "TB/s": 1e12}.items():
-            written = written.replace(f" {unit}", f" * {value:.0f}", 1)
-        written = written.replace("/ 4.0 * ", "/ 4.0 / ").removesuffix(" B")
         value, _, unit = result.replace(",", "").partition(" ")
-        want = float(value) * units.get(unit, 1)
-        assert eval(written) == pytest.approx(want, rel=0.02), number
+        want = float(value) * {"GiB": 2**30}.get(unit, 1)
+        assert eval(written) == want, number

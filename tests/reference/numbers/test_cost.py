@@ -161,11 +161,6 @@ def test_fewer_key_heads_leave_the_flops_of_attention_alone():
 
 
 def test_a_batch_raises_the_intensity_of_matrices_and_not_of_attention():
-    # --8<-- [start:intensity]
-    from fractions import Fraction
-
-    from attnref.numbers.cost import attention_cost, mla_cost
-
     shape = dict(d_model=4096, n_heads=32, past=8191)
     for K in (32, 8, 1):
         for B in (1, 64):
@@ -178,7 +173,6 @@ def test_a_batch_raises_the_intensity_of_matrices_and_not_of_attention():
     v3 |= dict(qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
     cost = mla_cost(**v3, past=8191)
     assert cost.attention_intensity() == Fraction(128 * 1088, 576)
-    # --8<-- [end:intensity]
 
 
 def test_a_step_reads_each_weight_and_each_cached_element_once():

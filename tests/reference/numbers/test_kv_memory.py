@@ -84,17 +84,12 @@ def test_a_claim_57_and_71_times():
 
 def test_a_claim_93_3_percent():
     """DeepSeek-V2's abstract: 82.2% by architecture, 93.3% in six bits."""
-    # --8<-- [start:saved]
-    from attnref.numbers.kv_memory import Storage, growth
-    from attnref.released.specs import find_model
-
     old = growth(find_model("deepseek-67b")).later
     new = growth(find_model("deepseek-v2")).later
     six = growth(find_model("deepseek-v2"), dtype=Storage(6)).later
     assert (old, new, six) == (389_120, 69_120, 25_920)
     assert f"{float(1 - new / old):.1%}" == "82.2%"
     assert f"{float(1 - six / old):.1%}" == "93.3%"
-    # --8<-- [end:saved]
 
 
 def test_a_claim_v4_keeps_7_and_10_percent_of_v3_2():
