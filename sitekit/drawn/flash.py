@@ -24,7 +24,7 @@ K = [[1, 0], [0, 1], [2, 1], [0, 2], [1, 1], [3, 0]]
 SCORES = torch.tensor(Q).double() @ torch.tensor(K).double().mT
 VALUES = torch.tensor([10.0, 20.0, 30.0, 40.0, 50.0, 60.0]).double()
 TILE = 2
-QUERIES = (4, 5)  # the last row of tiles
+QUERY = 5
 
 
 class Order(NamedTuple):
@@ -82,47 +82,38 @@ def order(window: int | None = None) -> Order:
 
 
 class Step(NamedTuple):
-    """What a query knows after the keys from `start` to `end`."""
+    """What the last query knows after the keys from `start` to `end`."""
 
     start: int
     end: int
     m: float
     factor: float  # of the sums so far
-    p: Tensor  # the exponentials of these keys
     total: float
     acc: float
 
 
-def _walk(query: int) -> Iterator[Step]:
+def _walk() -> Iterator[Step]:
     m, total, acc = -math.inf, 0.0, 0.0
-    for start in range(0, query + 1, TILE):
-        end = min(start + TILE, query + 1)  # the causal rule hides the rest
-        s = SCORES[query, start:end]
+    for start in range(0, QUERY + 1, TILE):
+        end = start + TILE
+        s = SCORES[QUERY, start:end]
         larger = max(m, s.max().item())
         factor, p = math.exp(m - larger), (s - larger).exp()
         total = total * factor + p.sum().item()
         acc = acc * factor + (p @ VALUES[start:end]).item()
         m = larger
-        yield Step(start, end, m, factor, p, total, acc)
-
-
-def held(tiles: int) -> Tensor:
-    """What each value has been multiplied by in acc, after some tiles."""
-    weights = torch.zeros(len(QUERIES), len(VALUES)).double()
-    for row, query in zip(weights, QUERIES, strict=True):
-        step = [*_walk(query)][tiles - 1]
-        row[: step.end] = (SCORES[query, : step.end] - step.m).exp()
-    return weights
+        yield Step(start, end, m, factor, total, acc)
 
 
 def one_row() -> Steps:
     """The last query, tile by tile: scores, exponentials, m, l and o; at the
     end the weights, which are those of softmax."""
-    query, frames = QUERIES[-1], []
-    walk = [*_walk(query)]
+    frames, walk = [], [*_walk()]
     for n, step in enumerate([*walk, walk[-1]], 1):
         whole = n > len(walk)
-        below = held(min(n, len(walk)))[-1] / (step.total if whole else 1)
+        below = (SCORES[QUERY] - step.m).exp()
+        below[step.end :] = 0
+        below /= step.total if whole else 1
         marks = [
             steps.text("end soft small", 62, 22, "s"),
             steps.text(
@@ -131,7 +122,7 @@ def one_row() -> Steps:
             steps.text("end soft small", 62, 110, "v"),
         ]
         for j, (score, p) in enumerate(
-            zip(SCORES[query].tolist(), below.tolist(), strict=True)
+            zip(SCORES[QUERY].tolist(), below.tolist(), strict=True)
         ):
             x = 72 + 48 * j + 8 * (j // TILE)
             now = whole or step.start <= j < step.end
@@ -156,24 +147,6 @@ def one_row() -> Steps:
         facts = state | {"factor": f"{step.factor:.2f}", "out": out}
         frames.append(Frame(marks, facts))
     return Steps(388, 196, frames)
-
-
-def states() -> Iterator[Row]:
-    """The running quantities of the last two queries, tile by tile."""
-    for query in QUERIES:
-        for start, end, m, factor, p, total, acc in _walk(query):
-            yield [
-                str(query),
-                ", ".join(str(j) for j in range(start, end)),
-                ", ".join(f"{s:g}" for s in SCORES[query, start:end].tolist()),
-                f"{m:g}",
-                f"{factor:.4f}",
-                ", ".join(f"{x:.4f}" for x in p.tolist()),
-                f"{total:.4f}",
-                f"{acc:.3f}",
-                f"{acc / total:.3f}",
-                f"{m + math.log(total):.4f}",
-            ]
 
 
 # The heads of a layer of Llama-3.1-8B, in bfloat16, on an H100.
@@ -216,38 +189,13 @@ def saved() -> Iterator[Row]:
         ]
 
 
-def skipped(tokens: int, tile: int, window: int) -> Iterator[Row]:
-    """How many tiles are computed, and how many of them need a mask."""
-    mask = attnref.causal_mask(tokens)
-    real = torch.arange(tokens) >= tokens // 4  # pads on the left
-    for name, seen in (
-        ("all", None),
-        ("causal", mask),
-        ("padded", mask & real),
-        ("window", mask & ~mask.tril(-window)),
-    ):
-        tiles = Tiles(tokens, tokens, seen, tile, tile)
-        done = [t for rows in parts(tokens, tile) for t in tiles.of_rows(rows)]
-        whole = sum(t.seen is None for t in done)
-        n = len(parts(tokens, tile)) ** 2
-        yield [
-            Word(name),
-            str(n - len(done)),
-            str(len(done) - whole),
-            str(whole),
-            f"{len(done) / n:.0%}",
-        ]
-
-
 def numbers() -> dict[str, object]:
     """What the text says of bytes, and of the example."""
-    eager, tiles, _ = (row[2] for row in moved(8192, 128))
+    eager, *_ = (row[2] for row in moved(8192, 128))
     return {
         "ridge": GPUS["h100"].ridge,
         "eager": eager,
-        "tiles": tiles,
         "keys": size(2 * KV_HEADS * 8192 * WIDTH * BYTES),
-        "square": size(128 * 128 * 4),
         "wide": size(512 * 128 * 4),
         "small": size(64 * 64 * 4),
         "last_rows": 100 - 64,

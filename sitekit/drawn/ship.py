@@ -174,13 +174,12 @@ def wrapped(call: str, width: int = 40) -> list[str]:
 
 
 def lines(*sections: str) -> Iterator[Row]:
-    """Situation and test, the calls, and the trap."""
+    """The situation, the calls, and the trap."""
     for section in sections:
         for key, line in LINES[section].items():
-            situation: list[str | Word] = [Word(key), f"`test_{section}`"]
             yield [
-                situation,
-                [*wrapped(line.ours), "", *wrapped(line.theirs)],
+                Word(key),
+                [*wrapped(line.theirs), "", *wrapped(line.ours)],
                 Word(f"{key}_trap"),
             ]
 

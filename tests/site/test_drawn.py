@@ -10,7 +10,6 @@ import yaml
 
 import attnref
 from attnref.check.tasks import TASKS
-from attnref.core.flash import flash_lse
 from attnref.numbers.kv_memory import size
 from attnref.released.specs import models
 from sitekit import ROOT
@@ -159,26 +158,6 @@ def test_the_table_of_checkpoints_is_what_was_recorded():
             assert error == "" and reason == ", ".join(
                 f"`{name}`" for name in was["found"] or ()
             )
-
-
-def test_the_tiles_of_the_example_give_what_flash_gives():
-    q, k = (
-        torch.tensor(x, dtype=torch.float64)[None, None]
-        for x in (flash.Q, flash.K)
-    )
-    out, lse = flash_lse(
-        q, k, flash.VALUES[None, None, :, None], attnref.causal_mask(6),
-        scale=1.0, tile=(2, 2),
-    )  # fmt: skip
-    ends = [[*flash.states()][i][8:] for i in (2, 5)]
-    assert ends == [
-        [f"{o:.3f}", f"{x:.4f}"]
-        for o, x in zip(out[0, 0, 4:, 0], lse[0, 0, 4:], strict=True)
-    ]
-    mean = torch.softmax(flash.SCORES[5], -1) @ flash.VALUES
-    assert (flash.held(3) / flash.held(3).sum(-1, keepdim=True))[
-        1
-    ] @ flash.VALUES == pytest.approx(mean.item())
 
 
 def test_tiles_that_are_hidden_have_no_number():

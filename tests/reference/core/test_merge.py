@@ -277,20 +277,6 @@ def test_a_part_without_keys():
     # --8<-- [end:empty]
 
 
-def test_a_sink_is_a_part_without_a_value():
-    # --8<-- [start:sink]
-    scores, values = torch.randn(1, 6, 1, 11), torch.randn(1, 6, 11, 16)
-    sink = torch.randn(1, 6, 1)  # one learned score per head
-    beside = torch.cat((scores, sink[..., None]), dim=-1)
-    want = beside.softmax(-1)[..., :-1] @ values
-
-    out, lse = scores.softmax(-1) @ values, scores.logsumexp(-1)
-    with_sink = merge([out, torch.zeros_like(out)], [lse, sink])[0]
-    torch.testing.assert_close(with_sink, want)
-    torch.testing.assert_close((lse - sink).sigmoid()[..., None] * out, want)
-    # --8<-- [end:sink]
-
-
 def test_the_answer_of_the_exercise():
     outs = torch.tensor([[[[0.0]]]]), torch.tensor([[[[8.0]]]])
     lses = torch.tensor([[[2.0]]]), torch.tensor([[[2 + math.log(3)]]])

@@ -1,13 +1,4 @@
-"""What use/transformers says of a tokenizer, of dropout and of biases."""
-
-import re
-
-import torch
-from transformers import AutoConfig, AutoModel
-
-from sitekit import ROOT
-from sitekit.markdown.pages import body_of
-from tests.kit.pages import cells, section
+"""What use/transformers says of a tokenizer."""
 
 
 def test_the_mask_of_a_real_tokenizer():
@@ -37,34 +28,3 @@ def test_the_mask_of_a_real_tokenizer():
     assert batch["input_ids"].tolist() == [[0, 1, 2, 3], [0, 0, 3, 4]]
     assert batch["attention_mask"].tolist() == [[0, 1, 1, 1], [0, 0, 1, 1]]
     # --8<-- [end:tokenizer]
-
-
-# What they are called: the dropout of weights, and the projections.
-DROPOUT = ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout")
-DROPOUT += ("dropout_rate",)
-PARTS = {
-    "q": r"(q_proj|query|SelfAttention\.q|c_attn|q_a_proj)\.",
-    "k": r"(k_proj|key|SelfAttention\.k|c_attn|kv_a_proj_with_mqa)\.",
-    "v": r"(v_proj|value|SelfAttention\.v|c_attn|kv_a_proj_with_mqa)\.",
-    "o": r"(o_proj|out_proj|SelfAttention\.o|attn\.c_proj|"
-    r"attention\.output\.dense)\.",
-}
-
-
-def test_dropout_and_biases_are_those_of_transformers():
-    page = body_of(ROOT / "docs/en/use/transformers.md")
-    rows = cells(section("options", page))
-    assert len(rows) >= 8
-    for name, dropout, biased in rows:
-        (kind,) = re.findall(r"/models/(\w+)/", name)
-        config = AutoConfig.for_model(kind)
-        (rate,) = (getattr(config, d) for d in DROPOUT if hasattr(config, d))
-        assert float(dropout) == rate, kind
-        with torch.device("meta"):
-            model = AutoModel.from_config(config)
-        names = [n for n, _ in model.named_parameters()]
-        for part, spelled in PARTS.items():
-            ours = [n for n in names if re.search(spelled, n)]
-            assert any(n.endswith("weight") for n in ours), (kind, part)
-            has = any(n.endswith("bias") for n in ours)
-            assert has == (part in re.findall(r"`(\w)`", biased)), (kind, part)
