@@ -218,10 +218,9 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Chinese where the theme and lists of names have none, and its script."""
+    """Chinese where the theme has none, and its script."""
     if config.theme["language"] == "zh":
         output = output.replace("Bases: <code>", "基类：<code>")
-        output = output.replace("</code>, <code>", "</code>、<code>")
     return output.replace('<html lang="zh"', '<html lang="zh-CN"', 1)
 
 

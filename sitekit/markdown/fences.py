@@ -163,6 +163,14 @@ def table(
     """The rows are a computed `table` or `models`."""
     (how,) = TABLES.keys() & rows.keys()
     cells, facts = TABLES[how](fence.page, **rows)
+    if fence.language == "zh":  # a list of names
+        cells = [
+            [
+                x.replace("`, `", "`、`") if isinstance(x, str) else x
+                for x in row
+            ]
+            for row in cells
+        ]
     caption, worded = fence.filled(caption, facts), Words(words)
     html = render("table", caption=caption, head=head, rows=cells, words=worded)
     return Drawn(html, plain(caption), as_markdown(head, cells, worded))

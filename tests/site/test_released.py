@@ -280,7 +280,7 @@ def test_on_a_phone_a_row_is_a_name_its_bytes_and_a_strip(visit, address):
         "e => [e.scrollHeight - e.clientHeight, e.scrollWidth - e.clientWidth]"
     )
     assert box == [0, 0]
-    assert not page.locator(".models thead").is_visible()
+    assert not page.locator(".released > .scroll thead").is_visible()
     for n in (0, 60):
         name, strip, size = (
             rows.nth(n).locator(f":nth-child({k})").first.bounding_box()
