@@ -8,13 +8,7 @@ import torch
 from torch import nn
 from transformers.models.t5 import modeling_t5 as t5
 
-from attnref import (
-    RelativeBias,
-    causal_mask,
-    flash,
-    sdpa,
-    split_kv,
-)
+from attnref import RelativeBias, causal_mask, flash, sdpa, split_kv
 from attnref.core.heads import merge_heads, split_heads
 from tests.kit.compare import relative_error
 

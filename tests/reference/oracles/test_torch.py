@@ -14,11 +14,7 @@ from attnref import (
 )
 from tests.kit.compare import relative_error
 from tests.kit.layers import B, C, D, H, K, S, T
-from tests.variants import (
-    CACHES,
-    built,
-    inputs,
-)
+from tests.variants import CACHES, built, inputs
 
 E = H * D  # nn.MultiheadAttention has no head_dim
 BOUND = 1e-12
