@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import nn
 from torch.testing import assert_close
@@ -20,16 +19,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 import attnref
-from attnref import (
-    MultiHeadAttention,
-    apply_rope,
-    causal_mask,
-    padding_mask,
-    rope_table,
-    sdpa,
-    split_qkv,
-    weights_of_torch_mha,
-)
+from attnref import apply_rope, rope_table, split_qkv, weights_of_torch_mha
 from attnref.layers.mla import Parts
 from sitekit import ROOT
 from sitekit.drawn import names
@@ -201,6 +191,7 @@ def test_gpt2_stores_the_transpose_and_torch_all_queries_first():
     assert c_attn.weight.shape == (H * D, 3 * H * D)  # (in, out)
     assert_close(c_attn(X), X @ c_attn.weight + c_attn.bias)
     theirs = nn.MultiheadAttention(H * D, H)
+    assert not theirs.batch_first  # it takes (T, B, E)
     q, k, v = theirs.in_proj_weight.chunk(3)
     ours = weights_of_torch_mha(theirs)
     assert torch.equal(q, ours["q_proj.weight"])
@@ -278,24 +269,6 @@ def test_packed_sequences_are_those_of_a_padded_batch():
         n = end - start
         assert_close(sdpa(*alone, causal_mask(n))[0], padded[row, :, :n])
     # --8<-- [end:layouts]
-
-
-def test_torchs_module_takes_the_sequence_first_and_masks_what_is_true():
-    theirs = nn.MultiheadAttention(H * D, H)
-    ours = MultiHeadAttention(d_model=H * D, n_heads=H, bias=True, causal=False)
-    ours.load_state_dict(weights_of_torch_mha(theirs))
-    nn.init.normal_(ours.q_proj.weight)
-    with torch.no_grad():
-        theirs.in_proj_weight[: H * D] = ours.q_proj.weight
-    real = torch.arange(T) < torch.tensor([7, 4, 2])[:, None]
-    x, mask = X.transpose(0, 1), causal_mask(T)
-    options = {"key_padding_mask": ~real, "attn_mask": ~mask}
-    out = theirs(x, x, x, **options)[0].transpose(0, 1)
-    seen = mask & padding_mask(real)
-    assert_close(ours(X, mask=seen), out)
-    q = k = v = torch.randn(B, H, T, D)
-    other = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-    assert_close(other, sdpa(q, k, v, seen))
 
 
 def test_a_sliding_window_of_w_includes_the_query_itself():
