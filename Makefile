@@ -9,7 +9,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := .venv/ready
 
-.PHONY: serve test audit quick costs mutants canary bench bench-quick bench-gpu bench-threads
+.PHONY: serve test audit quick mutants canary bench bench-quick bench-gpu bench-threads
 .PHONY: fmt public synced new check docs docs-properdocs offline
 
 serve: $(READY)
@@ -27,11 +27,6 @@ audit: $(READY)
 # libraries' modules or a model in training, and without the pages of use/.
 quick: $(READY)
 	$(PY) -m pytest -n 2 --dist loadfile -m "not (audit or oracle or browser)"
-
-# Runs `make test` and says where its CPU seconds go, by kind, and what one more
-# page, variant or mistake adds to them.
-costs: $(READY)
-	$(PY) -m tests.kit.costs
 
 # Plants faults in functions of the reference and runs its tests, which takes
 # hours; ONLY=core.softmax takes those of one file, after all tests have told

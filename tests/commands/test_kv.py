@@ -19,7 +19,7 @@ from attnref.numbers.kv_memory import (
     size,
     state_bytes,
 )
-from attnref.released.specs import find_model, models
+from attnref.released.specs import configs, find_model, models
 from sitekit import ROOT
 from sitekit.markdown.pages import body_of, markdown_files, render
 
@@ -324,18 +324,13 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
             "--scale goes with one of fp32, ",
         ),
         ("--model gpt2 --tokens 0", "'0' is not a whole number of at least 1"),
-        ("--model gpt2 --tokens -5", "--tokens"),
         ("--model gpt2 --tokens 1.5", "least 1, such as 4096, 128K or 1e6\n"),
         ("--model gpt2 --tokens 1.5e0", "'1.5e0' is not a whole number"),
-        ("--model gpt2 --tokens 0e6", "'0e6' is not a whole number"),
-        ("--model gpt2 --tokens 1e6K", "'1e6K' is not a whole number"),
         ("--model gpt2 --tokens 1,,2", "'1,,2' is not a whole number"),
-        ("--model gpt2 --tokens 12,34", "'12,34' is not a whole number"),
         ("--model gpt2 --batch 1.5", "'1.5' is not a whole number"),
         ("--model gpt2 --ranks x", "'x' is not a whole number"),
         ("--model gpt2 --budget 0GiB", "'0GiB' is not a size"),
         ("--model gpt2 --budget 80", "'80' is not a size with a unit, such as"),
-        ("--model gpt2 --dtype float16", "did you mean fp16?"),
         ("--model gpt2 --budget 8XB", "'8XB' is not a size"),
         ("--model gpt2 --budget nanGiB", "'nanGiB' is not a size"),
         ("--model gpt2 --weights 1GB", "--weights is subtracted from --b"),
@@ -420,12 +415,7 @@ def test_a_config_that_is_refused_leads_to_the_sizes(
 def test_a_config_with_a_field_that_nobody_knows_has_its_bytes(tmp_path):
     """What is not known of it, and what is not counted, stands below them."""
     file, known = tmp_path / "config.json", find_model("deepseek-v4-flash")
-    config = {"model_type": "deepseek_v4", "num_hidden_layers": 43}
-    config |= {"compress_ratios": [0, 0, *[4, 128] * 20, 4], "use_mystery": 1}
-    config |= {"head_dim": 512, "index_head_dim": 128, "sliding_window": 128}
-    config |= {"num_attention_heads": 64, "hidden_size": 4096}
-    config |= {"q_lora_rank": 1024, "o_lora_rank": 1024, "o_groups": 8}
-    config |= {"index_n_heads": 64, "index_topk": 512}
+    config = configs()[known.id] | {"use_mystery": 1}
     file.write_text(json.dumps(config))
     text = kv(f"--config {file} --tokens 128K")
     assert f"131,072  {kv_bytes(known, 131_072):,}" in text

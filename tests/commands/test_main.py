@@ -208,10 +208,6 @@ def test_alone_it_tells_its_commands_a_line_each():
         ("copy gqa -o README.md/x.py", "copy: error: README.md is a file, not"),
         ("copy gqa --folder README.md", "copy: error: README.md is a file, "),
         ("copy gqa -o docs --force", "copy: error: docs is a folder; pass it"),
-        (
-            "check gpa",
-            "check: error: there is no exercise 'gpa'; did you mean ",
-        ),
         ("check gqa no.py", "check: error: no.py does not exist"),
         ("copy gqa -o new/", "copy: error: new/ is a folder; pass it as"),
     ],

@@ -55,15 +55,6 @@ def vectors(*shape):
     return torch.randn(*(shape or (B, H, T, D)), dtype=torch.float64)
 
 
-@places
-@pytest.mark.parametrize("theta", [0.5, 10000.0, 500000.0])
-def test_tables_are_the_parts_of_a_turn(positions, theta):
-    cos, sin = rope_table(positions, D, theta=theta)
-    assert cos.shape == sin.shape == (*positions.shape, D // 2)
-    want = turns(positions, D, theta)
-    assert (torch.complex(cos, sin) - want).abs().max() <= 1e-12
-
-
 @given(
     positions=st.lists(st.integers(-1000, 1000), min_size=1, max_size=5),
     half=st.integers(1, 70),
@@ -73,12 +64,6 @@ def test_tables_are_right_for_every_width_and_theta(positions, half, theta):
     at = torch.tensor(positions)
     table = torch.complex(*rope_table(at, 2 * half, theta=theta))
     assert (table - turns(at, 2 * half, theta)).abs().max() <= 1e-12
-
-
-def test_theta_is_10000_unless_given():
-    cos, sin = rope_table(torch.arange(T), D)
-    assert torch.equal(cos, rope_table(torch.arange(T), D, theta=1e4)[0])
-    assert not torch.equal(cos, rope_table(torch.arange(T), D, theta=1e5)[0])
 
 
 def test_far_positions_keep_the_digits_that_float32_loses():

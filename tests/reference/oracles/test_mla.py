@@ -3,7 +3,6 @@
 In float32, since transformers computes its RoPE tables and norms in it.
 """
 
-from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle
 
@@ -90,7 +89,6 @@ ROPES = {
 }
 
 models = pytest.mark.parametrize("model", MODELS)
-yarns = pytest.mark.parametrize("rope", [*ROPES][1:])
 ropes = pytest.mark.parametrize("rope", ROPES)
 FORMS = [name.split()[1] for name in VARIANTS if name.startswith("mla ")]
 SHAPES = [
@@ -174,17 +172,6 @@ def every_form(ours):
 
 
 @models
-def test_weights_have_the_names_and_shapes_of_transformers(model):
-    for shape in SHAPES:
-        config = config_of(model, **shape)
-        theirs = MODELS[model][0](config, layer_idx=0).state_dict()
-        ours = layer_for(config, "plain").state_dict()
-        assert {n: w.shape for n, w in ours.items()} == {
-            n: w.shape for n, w in theirs.items()
-        }
-
-
-@models
 @ropes
 def test_a_whole_prompt_gives_what_transformers_gives(model, rope):
     for shape in SHAPES:
@@ -226,73 +213,6 @@ def test_the_cache_holds_what_that_of_transformers_holds(model, form):
         k_rope = k_rope.unflatten(-1, (-1, 2)).mT.flatten(-2)
     assert relative_error(c, held.keys) <= BOUND
     assert relative_error(k_rope, held.values) <= BOUND
-
-
-@yarns
-def test_yarn_slows_the_pairs_that_transformers_slows(rope):
-    for dim in (2, 6, 10, 64):
-        for theta in (5.0, 500.0, 1e4, 5e5):
-            config = config_of("V3", rope, theta=theta, qk_rope_head_dim=dim)
-            plain = theta ** (-torch.arange(0, dim, 2).double() / dim)
-            theirs = rotary_of(config).inv_freq
-            ours = yarn_of(rope).slowed(plain, theta)
-            assert (ours / theirs - 1).abs().max() <= BOUND, (dim, theta)
-
-
-@models
-@ropes
-def test_the_scales_are_those_of_transformers(model, rope):
-    ours, theirs = pair(model, rope)
-    assert ours.scale == pytest.approx(theirs.scaling, rel=1e-12)
-    yarn = ours.rope.scaling
-    tables = yarn.table_scale if yarn else 1.0
-    scaling = rotary_of(theirs.config).attention_scaling
-    assert tables == pytest.approx(scaling, rel=1e-12)
-
-
-def turned(ours, **changed):
-    return {"rope": replace(ours.rope, **changed)}
-
-
-OTHER = {"half": "interleaved", "interleaved": "half"}
-# What each is to our layer, as a change of its attributes.
-FAULTS = {
-    "pairs of the other layout": lambda ours: turned(
-        ours, layout=OTHER[ours.rope.layout]
-    ),
-    "scale of the latent": lambda ours: {
-        "scale": ours.scale * ((DN + DR) / (R + DR)) ** 0.5
-    },
-    "scale without YaRN": lambda _: {"scale": (DN + DR) ** -0.5},
-    "tables without YaRN": partial(turned, scaling=None),
-    "tables without mscale": lambda ours: turned(
-        ours, scaling=replace(ours.rope.scaling, mscale=0.0)
-    ),
-    "another theta": partial(turned, theta=10_000.0),
-    "latent before its norm": lambda _: {"kv_a_layernorm": nn.Identity()},
-    "queries without norm": lambda _: {"q_a_layernorm": nn.Identity()},
-    "not causal": lambda _: {"causal": False},
-}
-
-
-@models
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_the_comparison_has_teeth(model, fault):
-    ours, theirs = pair(model)
-    x = torch.randn(B, LENGTH, E)
-    for name, value in fault(ours).items():
-        setattr(ours, name, value)
-    assert relative_error(in_ours(ours, x), in_theirs(theirs, x)) > WRONG
-
-
-@models
-@yarns
-def test_no_yarn_is_another_result_for_every_yarn(model, rope):
-    ours, theirs = pair(model, rope)
-    plain = layer_for(theirs.config, "plain")
-    plain.load_state_dict(ours.state_dict())
-    x = torch.randn(B, LENGTH, E)
-    assert relative_error(in_ours(plain, x), in_theirs(theirs, x)) > WRONG
 
 
 SCORES = {  # and whose function attends within DeepSeek's layer

@@ -1,27 +1,15 @@
-"""The relative bias beside the attention of T5, and which models have sinks.
+"""The relative bias beside the attention of T5.
 
 Softcap, sinks and ALiBi: tests/released/oracles/test_layers.py.
 """
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
-import transformers
 from torch import nn
 from transformers.models.t5 import modeling_t5 as t5
 
-from attnref import (
-    RelativeBias,
-    causal_mask,
-    flash,
-    sdpa,
-    split_kv,
-)
+from attnref import RelativeBias, causal_mask, flash, sdpa, split_kv
 from attnref.core.heads import merge_heads, split_heads
-from sitekit import ROOT
-from sitekit.markdown.pages import body_of
 from tests.kit.compare import relative_error
 
 B, T, E, D = 3, 13, 24, 8
@@ -62,16 +50,3 @@ def test_the_relative_bias_of_t5(core, is_decoder):
     other = RelativeBias(table, bidirectional=is_decoder)
     mixed = core(q, k, v, seen, scale=1.0, bias=other)
     assert relative_error(layer.o(merge_heads(mixed)), want) >= WRONG
-
-
-def test_the_page_names_the_families_with_a_logit_of_sinks():
-    models = Path(transformers.__file__).parent / "models"
-    having = {
-        path.parent.name
-        for path in models.glob("*/modeling_*.py")
-        if "self.sinks = nn.Parameter(" in path.read_text(encoding="utf-8")
-    }
-    for language in ("en", "zh"):
-        text = body_of(ROOT / f"docs/{language}/core/sinks.md")
-        (line,) = (x for x in text.splitlines() if "`deepseek_v4`" in x)
-        assert {*re.findall(r"`(\w+)`", line)} == having - {"gpt_oss"}

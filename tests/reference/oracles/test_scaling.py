@@ -16,35 +16,18 @@ from transformers import (
     Phi3ForCausalLM,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama import modeling_llama as llama
-from transformers.models.phi3 import modeling_phi3 as phi3
 
 from attnref import (
     DynamicNtk,
-    GroupedQueryAttention,
-    KVCache,
     Llama3,
     LongRope,
     PositionInterpolation,
     Proportional,
-    Rope,
     Yarn,
 )
 from sitekit.drawn import scaling as drawn
 from tests.kit.compare import relative_error
-from tests.kit.oracles import (
-    BOUND,
-    LENGTH,
-    SIZES,
-    WRONG,
-    B,
-    E,
-    H,
-    K,
-    in_ours,
-    in_theirs,
-    sharpened,
-)
+from tests.kit.oracles import BOUND, WRONG, B, sharpened
 
 D = 64
 SHORT = tuple(1 + 0.01 * p for p in range(D // 2))
@@ -131,99 +114,6 @@ def test_numbers_of_models_are_the_defaults_of_transformers(name, config, more):
     got = known.scaling.slowed(before, known.theta)
     assert relative_error(got, want) <= BOUND
     assert known.scaling.table_scale == pytest.approx(scale, rel=1e-12)
-
-
-BASE, L0 = 500.0, 16
-FACTORS = {"short_factor": [1.0, 1.1], "long_factor": [1.0, 9.0]}
-# Those that depend on the length of the text; the others are compared by
-# layers, in tests/released/oracles/test_layers.py.
-MODELS = {
-    "dynamic": (
-        llama,
-        "Llama",
-        {"rope_type": "dynamic", "factor": 3.0},
-        Rope(BASE, scaling=DynamicNtk(3.0, L0)),
-    ),
-    "Phi-3": (
-        phi3,
-        "Phi3",
-        {"rope_type": "longrope", "partial_rotary_factor": 2 / 3, OLD: L0}
-        | FACTORS,
-        Rope(BASE, width=4, scaling=LongRope(*FACTORS.values(), L0, 4.0)),
-    ),
-}
-models = pytest.mark.parametrize("model", MODELS)
-
-
-@torch.no_grad()
-def pair(model):
-    """Ours, theirs, and their tables."""
-    file, name, parameters, rope = MODELS[model]
-    # The longest text of LongRoPE; where dynamic frequencies begin to change.
-    longest = 4 * L0 if model == "Phi-3" else L0
-    D = E // H if model == "Phi-3" else 12
-    config = getattr(file, f"{name}Config")(
-        **SIZES
-        | {"num_key_value_heads": K, "head_dim": D, "pad_token_id": 0}
-        | {"max_position_embeddings": longest, "attn_implementation": "eager"}
-        | {"rope_parameters": {"rope_theta": BASE, **parameters}}
-        | ({OLD: L0} if model == "Phi-3" else {})
-    )
-    theirs = sharpened(getattr(file, f"{name}Attention")(config, 0))
-    weights = theirs.state_dict()
-    if "qkv_proj.weight" in weights:
-        parts = weights.pop("qkv_proj.weight").split((D * H, D * K, D * K))
-        for n, part in zip("qkv", parts, strict=True):
-            weights[f"{n}_proj.weight"] = part
-    ours = GroupedQueryAttention(
-        d_model=E, n_heads=H, n_kv_heads=K, head_dim=D, rope=rope
-    )
-    ours.load_state_dict(weights)
-    rotary = getattr(file, f"{name}RotaryEmbedding")(config)
-    return ours.eval().requires_grad_(False), theirs, rotary
-
-
-@models
-@torch.no_grad()
-def test_a_whole_text_gives_what_transformers_gives(model):
-    ours, theirs, rotary = pair(model)
-    for length in LENGTH, L0 - 1:
-        x = torch.randn(B, length, E)
-        want = in_theirs(theirs, theirs.config, x, (length,), rotary=rotary)
-        got = ours(x)
-        assert relative_error(got, want) <= BOUND, length
-    plain = GroupedQueryAttention(
-        d_model=E,
-        n_heads=H,
-        n_kv_heads=K,
-        head_dim=ours.head_dim,
-        rope_theta=BASE,
-    )
-    plain.load_state_dict(ours.state_dict())
-    x = torch.randn(B, LENGTH, E)
-    want = in_theirs(theirs, theirs.config, x, rotary=rotary)
-    assert relative_error(plain(x), want) > WRONG
-
-
-@models
-@torch.no_grad()
-def test_up_to_the_trained_length_chunks_are_those_of_transformers(model):
-    """And beyond it, transformers attends to keys of two lengths."""
-    ours, theirs, rotary = pair(model)
-    x, config = torch.randn(B, LENGTH, E), theirs.config
-    cache, own = DynamicCache(config=config), KVCache(LENGTH)
-    chunks = (9, 4, *[1] * (L0 - 13))
-    want = in_theirs(theirs, config, x, chunks, cache, rotary=rotary)
-    got = in_ours(ours, x, chunks, own)
-    assert relative_error(got, want) <= BOUND
-    with pytest.raises(ValueError, match=f"a text of {L0} tokens, and .* 17"):
-        ours(x[:, L0 : L0 + 1], cache=own)
-    chunks = (*chunks, *[1] * (LENGTH - L0))
-    cache = DynamicCache(config=config)
-    stale = in_theirs(theirs, config, x, chunks, cache, rotary=rotary)
-    whole = in_theirs(theirs, config, x, rotary=rotary)
-    assert relative_error(ours(x), whole) <= BOUND
-    assert relative_error(stale[:, -1], whole[:, -1]) > WRONG
 
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 8.0}

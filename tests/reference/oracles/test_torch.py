@@ -14,16 +14,7 @@ from attnref import (
 )
 from tests.kit.compare import relative_error
 from tests.kit.layers import B, C, D, H, K, S, T
-from tests.variants import (
-    CACHES,
-    SERVING,
-    VARIANTS,
-    built,
-    inputs,
-    rule,
-    seen,
-    takes,
-)
+from tests.variants import CACHES, built, inputs
 
 E = H * D  # nn.MultiheadAttention has no head_dim
 BOUND = 1e-12
@@ -164,22 +155,13 @@ def test_where_multihead_attention_gives_nan_a_blind_query_gives_zeros():
 # What F.scaled_dot_product_attention makes of a layer's own projections.
 
 OPTIONS = {"bias": True, "dropout": 0.4}  # which drops in training only
-layers = pytest.mark.parametrize(
-    "name", [name for name, v in VARIANTS.items() if v.kv_heads]
-)
 
 
-def through_torch(layer, x, context, mask=None, last=None, dropout=0.0):
-    """The `last` queries, all unless given, and torch's attention."""
+def through_torch(layer, x, context, mask=None):
     q = heads_of(layer.q_proj(x))
     k, v = (heads_of(p(context)) for p in (layer.k_proj, layer.v_proj))
     heads = F.scaled_dot_product_attention(
-        q[:, :, -(last or x.shape[1]) :],
-        k,
-        v,
-        attn_mask=mask,
-        dropout_p=dropout,
-        enable_gqa=True,
+        q, k, v, attn_mask=mask, enable_gqa=True
     )
     return layer.o_proj(heads.transpose(1, 2).flatten(2))
 
@@ -193,48 +175,6 @@ def random_masks(T, S):
         torch.rand(B, H, T, S) > 0.5,
         torch.zeros(T, S, dtype=torch.bool),
     )
-
-
-def spelled_out(layer, mask, new, keys):
-    """For torch, to which rules say nothing: the layer's, joined to a mask."""
-    sees = seen(rule(layer), keys)[-new:]
-    return sees if mask is None else mask & sees
-
-
-@layers
-def test_a_layer_is_its_projections_around_torchs_attention(name):
-    for options in ({}, {"causal": False}) if takes(name, "causal") else ({},):
-        layer = sharpened(built(name, **options, **OPTIONS))
-        (x,) = inputs(name)
-        for mask in random_masks(T, T):
-            want = through_torch(layer, x, x, spelled_out(layer, mask, T, T))
-            assert relative_error(layer(x, mask=mask), want) <= BOUND
-
-
-@layers
-def test_a_layer_drops_what_torch_drops(name):
-    layer, (x,) = sharpened(built(name, **OPTIONS)), inputs(name)
-    torch.manual_seed(1)
-    sees = spelled_out(layer, None, T, T)
-    want = through_torch(layer, x, x, sees, dropout=0.4)
-    torch.manual_seed(1)
-    assert relative_error(layer.train()(x), want) <= BOUND
-
-
-@layers
-@torch.no_grad()
-def test_new_tokens_see_what_is_cached_and_no_later_one(name):
-    layer, (x,) = sharpened(built(name, **OPTIONS)), inputs(name, S)
-    for new in (1, T, S):
-        for mask in random_masks(new, S):
-            both = spelled_out(layer, mask, new, S)
-            want = through_torch(layer, x, x, both, last=new)
-            for make in SERVING[name].values():
-                cache = make(S)
-                if new < S:
-                    layer(x[:, :-new], cache=cache)
-                got = layer(x[:, -new:], mask=mask, cache=cache)
-                assert relative_error(got, want) <= BOUND
 
 
 @pytest.mark.parametrize("kv_heads", [H, K, 1])

@@ -28,10 +28,7 @@ from attnref import (
     Scores,
     Window,
     Yarn,
-    flash,
     padding_mask,
-    sdpa,
-    split_kv,
     token_positions,
 )
 from attnref.released.record import records_of
@@ -195,20 +192,3 @@ def test_all_that_our_layers_take_is_in_a_family():
     kinds = {type(rope_of(r).scaling) for r in OURS if rope_of(r)}
     assert len(kinds) == len(SCALINGS)
     assert {Window, Chunk} <= {type(layer_of(r).causal) for r in OURS}
-
-
-SCORES = [r for r in OURS if r.softcap or r.with_sinks or r.alibi]
-
-
-@pytest.mark.parametrize("core", [sdpa, flash, split_kv])
-@torch.no_grad()
-def test_softcap_sinks_and_alibi_are_the_same_by_every_core(core):
-    assert len(SCORES) > 5
-    valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
-    valid[1, :5] = valid[2, :1] = False
-    for r in SCORES:
-        ours, theirs = with_same_weights(r, layer_of(r, attend=core))
-        args = CHUNKS["ragged"], valid
-        want = outputs(theirs, r, theirs.cache(LENGTH), *args)
-        got = outputs(ours, r, KVCache(LENGTH), *args)
-        assert relative_error(got[valid], want[valid]) < BOUND, r

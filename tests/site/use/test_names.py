@@ -6,32 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import nn
 from torch.testing import assert_close
 from transformers.masking_utils import sliding_window_overlay
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
-from transformers.models.falcon.modeling_falcon import FalconAttention
 from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
-from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     apply_rotary_pos_emb,
 )
 
 import attnref
-from attnref import (
-    GroupedQueryAttention,
-    MultiHeadAttention,
-    apply_rope,
-    causal_mask,
-    padding_mask,
-    rope_table,
-    sdpa,
-    weights_of_torch_mha,
-)
+from attnref import apply_rope, rope_table, split_qkv, weights_of_torch_mha
 from attnref.layers.mla import Parts
 from sitekit import ROOT
 from sitekit.drawn import names
@@ -185,46 +173,16 @@ def test_a_fused_projection_is_split_group_by_group():
 
 
 X = torch.randn(B, T, H * D, generator=torch.Generator().manual_seed(1))
-NO_ROTATION = (torch.ones(1, T, D), torch.zeros(1, T, D))
 
 
 @pytest.mark.parametrize("n_kv_heads", [H, K], ids=["neox", "falcon"])
-def test_fused_rows_of_transformers_load_into_our_layer(n_kv_heads):
-    """GPT-NeoX has them head by head, Falcon group by group."""
-    shared = {
-        "hidden_size": H * D,
-        "num_attention_heads": H,
-        "attn_implementation": "eager",
-    }
-    options = {"position_embeddings": NO_ROTATION}
-    if n_kv_heads == H:
-        rope = {"rope_type": "default", "rope_theta": 1e4}
-        config = transformers.GPTNeoXConfig(**shared, rope_parameters=rope)
-        theirs = GPTNeoXAttention(config, 0)
-    else:
-        config = transformers.FalconConfig(
-            **shared, num_kv_heads=K, new_decoder_architecture=True
-        )
-        theirs, options["alibi"] = FalconAttention(config, 0), None
-    fused, dense = theirs.query_key_value, theirs.dense
-    nn.init.normal_(fused.weight)
-    ours = GroupedQueryAttention(
-        d_model=H * D,
-        n_heads=H,
-        n_kv_heads=n_kv_heads,
-        bias=dense.bias is not None,
-    )
-    weights = {f"o_proj.{n}": w for n, w in dense.state_dict().items()}
-    for name, weight in fused.state_dict().items():
-        rows = weight if weight.dim() == 2 else weight[:, None]
-        split = split_fused(rows, n_kv_heads, D)
-        for letter, part in zip("qkv", split, strict=True):
-            weights[f"{letter}_proj.{name}"] = part.view(-1, *weight.shape[1:])
-    ours.load_state_dict(weights)
-    hidden = torch.zeros(T, T).masked_fill(~causal_mask(T), -torch.inf)
-    theirs.eval(), ours.eval()
-    out = theirs(X, attention_mask=hidden, **options)[0]
-    assert_close(ours(X), out, rtol=1e-4, atol=1e-4)
+def test_fused_rows_are_split_as_the_package_splits_them(n_kv_heads):
+    """By head or by group: tests/reference/oracles/test_convert.py compares
+    that with the models which have such rows."""
+    rows = torch.randn((H + 2 * n_kv_heads) * D, H * D)
+    parts = split_fused(rows, n_kv_heads, D)
+    wanted = split_qkv(rows, H, n_kv_heads, by="group")
+    assert all(map(torch.equal, parts, wanted))
 
 
 def test_gpt2_stores_the_transpose_and_torch_all_queries_first():
@@ -233,6 +191,7 @@ def test_gpt2_stores_the_transpose_and_torch_all_queries_first():
     assert c_attn.weight.shape == (H * D, 3 * H * D)  # (in, out)
     assert_close(c_attn(X), X @ c_attn.weight + c_attn.bias)
     theirs = nn.MultiheadAttention(H * D, H)
+    assert not theirs.batch_first  # it takes (T, B, E)
     q, k, v = theirs.in_proj_weight.chunk(3)
     ours = weights_of_torch_mha(theirs)
     assert torch.equal(q, ours["q_proj.weight"])
@@ -310,24 +269,6 @@ def test_packed_sequences_are_those_of_a_padded_batch():
         n = end - start
         assert_close(sdpa(*alone, causal_mask(n))[0], padded[row, :, :n])
     # --8<-- [end:layouts]
-
-
-def test_torchs_module_takes_the_sequence_first_and_masks_what_is_true():
-    theirs = nn.MultiheadAttention(H * D, H)
-    ours = MultiHeadAttention(d_model=H * D, n_heads=H, bias=True, causal=False)
-    ours.load_state_dict(weights_of_torch_mha(theirs))
-    nn.init.normal_(ours.q_proj.weight)
-    with torch.no_grad():
-        theirs.in_proj_weight[: H * D] = ours.q_proj.weight
-    real = torch.arange(T) < torch.tensor([7, 4, 2])[:, None]
-    x, mask = X.transpose(0, 1), causal_mask(T)
-    options = {"key_padding_mask": ~real, "attn_mask": ~mask}
-    out = theirs(x, x, x, **options)[0].transpose(0, 1)
-    seen = mask & padding_mask(real)
-    assert_close(ours(X, mask=seen), out)
-    q = k = v = torch.randn(B, H, T, D)
-    other = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-    assert_close(other, sdpa(q, k, v, seen))
 
 
 def test_a_sliding_window_of_w_includes_the_query_itself():
