@@ -78,11 +78,11 @@
 
   // What is not as in Llama, with the damage; the lines of code come after what
   // else a reader waits for.
-  const { damages, lines, few } = known(part("differs").lastElementChild);
-  const damaged = ([text, error]) => {
+  const { losses, first, loaders, damage, lines, few } = known(part("differs").lastElementChild);
+  const damaged = (name, moved) => {
     const bar = made("span.damage");
-    bar.style.setProperty("--of", `${Math.min(error, 1) * 100}%`);
-    return made("p", ...line(text), " ", bar);
+    bar.style.setProperty("--of", `${Math.min(moved, 1) * 100}%`);
+    return made("p", ...line(damage.replace("{}", loaders[name]).replace("{}", moved)), " ", bar);
   };
   const diff = (rows) => {
     const code = rows.flatMap((row) => [made(row[0] === "+" ? "span.gi" : "span.gd", row), "\n"]);
@@ -91,12 +91,17 @@
     return made("details.note", made("summary", lines.replace("{}", rows.length)), block);
   };
   let coding;
-  const differ = (found, text) => {
-    const items = found.map(([name, said]) =>
-      made("li", made("p", ...line(said)), ...(damages[name] ? [damaged(damages[name])] : [])),
-    );
-    part("differs").querySelector("ul").replaceChildren(...items);
-    part("differs").querySelector(":scope > p").hidden = items.length > 0;
+  const differ = (family, found, text) => {
+    const place = part("differs"), [nothing, from] = place.querySelectorAll(":scope > p");
+    const id = form.elements.model.value || first[family];
+    const items = found.map(([name, said]) => {
+      const moved = losses[id]?.[name];
+      return made("li", made("p", ...line(said)), ...(moved ? [damaged(name, moved)] : []));
+    });
+    place.querySelector("ul").replaceChildren(...items);
+    nothing.hidden = items.length > 0;
+    from.hidden = !place.querySelector(".damage");
+    from.querySelector("output").value = [...form.elements.model.options].find(({ value }) => value === id)?.text;
     clearTimeout(coding);
     const after = (work) => (coding = setTimeout(work));
     const next = (records, i) => {
@@ -220,7 +225,7 @@
       ...found.curves.flatMap(([scaled, plain]) => [path(plain, "plain"), path(scaled, "")]),
     );
     list(rope.querySelector("ul"), found.curves.map((c) => turns.replace("{}", c[2]).replace("{}", c[3])));
-    differ(found.differs, text);
+    differ(found.family, found.differs, text);
     code.replaceChildren(...coloured(found.file));
     const link = bar.querySelector("a");
     link.href = `data:text/x-python;charset=utf-8,${encodeURIComponent(found.file)}`;

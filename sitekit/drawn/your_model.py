@@ -80,15 +80,11 @@ def yours(
         ]
         facts["known"] = {"turns": own["turns"]}
     if part == "differs":
-        damages = {
-            part: (models.damage(part, error, language), error)
-            for part, (error, _) in _losses().items()
-        }
-        records = models.released()[FIRST].records
-        facts["list"] = models.listed(records, damages, language)
-        facts["nothing"] = not data["differs"]
-        lines = models.word("lines", language, n="{}")
-        facts["known"] = {"damages": damages, "lines": lines, "few": models.FEW}
+        first = models.released()[FIRST]
+        lost = models.losses(first.records)
+        facts["list"] = models.listed(first.records, lost, language)
+        facts["nothing"], facts["model"] = not data["differs"], first.name
+        facts["known"] = _losses(language)
     if part == "memory":
         facts["found"] = told.memory(told.counted(text()), use(), own)
         facts["head"] = head
@@ -250,6 +246,10 @@ def refused(language: str) -> Rows:
 
 def parts(language: str) -> Rows:
     """Each part left out once, of the first model that has it."""
+    first: dict[str, tuple[float, models.Released]] = {}
+    for model in models.released().values():
+        for part, error in models.losses(model.records).items():
+            first.setdefault(part, (error, model))
     having = [m.parts for m in models.released().values()]
     return [
         [
@@ -258,19 +258,34 @@ def parts(language: str) -> Rows:
             f"{error:.2g}",
             str(sum(part in parts for parts in having)),
         ]
-        for part, (error, model) in _losses().items()
+        for part, (error, model) in sorted(
+            first.items(), key=lambda item: -item[1][0]
+        )
     ]
 
 
-@cache
-def _losses() -> dict[str, tuple[float, models.Released]]:
-    """What the output loses with each part, most first, in the first model
-    that has it."""
-    first: dict[str, tuple[float, models.Released]] = {}
-    for model in models.released().values():
-        for part, error in models.losses(model.records).items():
-            first.setdefault(part, (error, model))
-    return dict(sorted(first.items(), key=lambda item: -item[1][0]))
+def _losses(language: str) -> dict[str, Any]:
+    """What the output of each released model loses with each part, and of a
+    config that is none of them, that of the first model of its family."""
+    every = models.released().values()
+    losses = {
+        model.id: {
+            part: float(f"{error:.2g}")
+            for part, error in models.losses(model.records).items()
+        }
+        for model in every
+    }
+    return {
+        "losses": losses,
+        "first": {model.family: model.id for model in reversed([*every])},
+        "loaders": {
+            part: models.part_word(part, "lost", language)
+            for part in {p: None for lost in losses.values() for p in lost}
+        },
+        "damage": models.word("damage", language, loader="{}", n="{}"),
+        "lines": models.word("lines", language, n="{}"),
+        "few": models.FEW,
+    }
 
 
 def _names(row: dict[str, Any], language: str) -> Iterator[str]:

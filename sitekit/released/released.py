@@ -402,20 +402,21 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     yield say("fields", keys=keys)
 
 
-def damage(part: str, error: float, language: str) -> str:
-    """What a loader without a part does, in a sentence."""
-    loader = part_word(part, "lost", language)
-    return word("damage", language, loader=loader, n=f"{error:.2g}")
-
-
-def listed(
-    records: Records, damages: Mapping[str, tuple[str, float]], language: str
-) -> str:
+def listed(records: Records, moved: Mapping[str, float], language: str) -> str:
     """A list of what is not as in Llama, with the damage and the lines."""
     return render(
         "differs",
         differs=differs(records, words(), language),
-        damages=damages,
+        damages={
+            part: word(
+                "damage",
+                language,
+                loader=part_word(part, "lost", language),
+                n=f"{error:.2g}",
+            )
+            for part, error in moved.items()
+        },
+        moved=moved,
         lines={part: lines_of(part, records) for part in parts_of(records)},
         few=FEW,
         title=word("lines", language, n="{}"),
@@ -433,12 +434,8 @@ def _differences(model: Released, language: str) -> Iterator[str]:
     yield f"\n## {say('differs')} {{ #differs data-search-exclude }}\n"
     if moved:
         yield say("wrong_lead", family=model.family) + "\n"
-    damages = {
-        part: (damage(part, error, language), error)
-        for part, error in moved.items()
-    }
     if differs(model.records, words(), language):
-        yield listed(model.records, damages, language) + "\n"
+        yield listed(model.records, moved, language) + "\n"
     else:
         yield say("nothing" if model.records else "other") + "\n"
     if left := model.left:
