@@ -10,6 +10,9 @@ for (const box of document.querySelectorAll("figure.models")) {
   const found = box.querySelector("output");
   const reset = box.querySelector(".reset");
   const heads = [...box.querySelectorAll("thead th")];
+  // The columns of other views wait outside the page, which is styled sooner.
+  const cells = new Map([heads[0].parentElement, ...rows].map((row) => [row, [...row.cells]]));
+  const at = heads.findIndex(({ dataset }) => dataset.view); // before it, those of all
   let order = ""; // the name of a column, after a minus if it goes down
 
   // A number stands beside its text, unless the text is that number, or bytes.
@@ -41,6 +44,8 @@ for (const box of document.querySelectorAll("figure.models")) {
     found.textContent = found.dataset.text.replace("{}", shown).replace("{}", rows.length);
     reset.hidden = shown === rows.length;
     box.dataset.view = view.value || "attention";
+    const own = heads.map(({ dataset }, i) => i < at || dataset.view === box.dataset.view);
+    for (const [row, all] of cells) row.replaceChildren(...all.filter((_, i) => own[i]));
   };
 
   const arrange = () => {
@@ -48,7 +53,7 @@ for (const box of document.querySelectorAll("figure.models")) {
     const column = heads.findIndex(({ dataset }) => dataset.name === order.replace("-", ""));
     let sorted = rows;
     if (column >= 0) {
-      const keys = new Map(rows.map((row) => [row, keyOf(row.cells[column])]));
+      const keys = new Map(rows.map((row) => [row, keyOf(cells.get(row)[column])]));
       const before = (a, b) =>
         typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(b, "en", { numeric: true });
       sorted = [...rows].sort((a, b) => before(keys.get(a), keys.get(b)));
@@ -88,7 +93,7 @@ for (const box of document.querySelectorAll("figure.models")) {
   heads.forEach((head, column) => {
     head.querySelector("button")?.addEventListener("click", () => {
       const { name } = head.dataset;
-      const numbers = rows.every((row) => typeof keyOf(row.cells[column]) === "number");
+      const numbers = rows.every((row) => typeof keyOf(cells.get(row)[column]) === "number");
       const down = head.ariaSort ? head.ariaSort === "ascending" : numbers;
       order = (down ? "-" : "") + name;
       arrange();

@@ -68,7 +68,7 @@ def released(
         head=head,
         rows=rows,
         views=[view for view in VIEWS if view],
-        names=sum(VIEWS.values(), ()),
+        names={name: view for view, its in VIEWS.items() for name in its},
         sorts=SORTS,
         models=every,
         strips=[Markup(_strip(model, language)) for model in every],
