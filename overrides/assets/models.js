@@ -13,6 +13,7 @@ for (const box of document.querySelectorAll("figure.models")) {
   // The columns of other views wait outside the page, which is styled sooner.
   const cells = new Map([heads[0].parentElement, ...rows].map((row) => [row, [...row.cells]]));
   const at = heads.findIndex(({ dataset }) => dataset.view); // before it, those of all
+  let viewed = "";
   let order = ""; // the name of a column, after a minus if it goes down
 
   // A number stands beside its text, unless the text is that number, or bytes.
@@ -43,8 +44,10 @@ for (const box of document.querySelectorAll("figure.models")) {
     const shown = rows.filter((row) => !row.hidden).length;
     found.textContent = found.dataset.text.replace("{}", shown).replace("{}", rows.length);
     reset.hidden = shown === rows.length;
-    box.dataset.view = view.value || "attention";
-    const own = heads.map(({ dataset }, i) => i < at || dataset.view === box.dataset.view);
+    const now = view.value || "attention";
+    if (now === viewed) return;
+    viewed = box.dataset.view = now;
+    const own = heads.map(({ dataset }, i) => i < at || dataset.view === now);
     for (const [row, all] of cells) row.replaceChildren(...all.filter((_, i) => own[i]));
   };
 
