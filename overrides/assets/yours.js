@@ -124,15 +124,19 @@
   const ranks = [...sizes.elements.ranks.options].map(({ value }) => BigInt(value));
   let told, pageWords, mib; // for Python
 
+  const scripts = {}; // one that has come is not asked for again
   const fetched = (name) =>
-    new Promise((resolve, reject) => {
+    (scripts[name] ??= new Promise((resolve, reject) => {
       const script = made("script");
       script.src = src.replace("yours", name);
       script.async = false; // in this order
       script.onload = resolve;
-      script.onerror = reject;
+      script.onerror = () => {
+        delete scripts[name];
+        reject();
+      };
       document.head.append(script);
-    });
+    }));
   let loading;
   const loaded = () =>
     (loading ??= Promise.all(["record", "configs"].map(fetched)).then(

@@ -324,6 +324,9 @@ def test_its_scripts_come_once_they_are_needed(chromium, site, address):
         page.select_option("[name=model]", "gemma-2-27b")
         expect(page.locator(".yours.strip code")).to_have_text("gemma2")
         assert not problem.is_visible()
+        assert not [f for f in page.faults if "Identifier" in str(f)], (
+            page.faults
+        )
 
 
 def test_a_result_is_computed_once_a_reader_pauses(chromium, address):
