@@ -50,8 +50,8 @@ class Cache(ABC):
     """
 
     def __init__(self) -> None:
-        declared = hasattr(type(self), "keeps") or "keeps" in vars(self)
-        if "append" in self.can and not declared:
+        has_rule = hasattr(type(self), "keeps") or "keeps" in vars(self)
+        if "append" in self.can and not has_rule:
             raise TypeError(
                 f"{type(self).__name__} has no `keeps`: set it to a Rule, in "
                 "the class or before super().__init__()"
@@ -76,13 +76,13 @@ class Cache(ABC):
         """Replace the state by the one after `new` more tokens."""
         raise self._cannot("state")
 
-    def _cannot(self, what: str) -> TypeError:
-        how = {
+    def _cannot(self, ability: str) -> TypeError:
+        lacks = {
             "append": "append keys: such a layer needs KVCache(max_len)",
             "crop": "crop: take a snapshot() before the draft and restore() it",
             "state": "hold a state: such a layer needs StateCache()",
         }
-        return TypeError(f"{type(self).__name__} cannot {how[what]}")
+        return TypeError(f"{type(self).__name__} cannot {lacks[ability]}")
 
     def positions(self, new: int, device: torch.device) -> Tensor | None:
         """Numbers of the keys that appending `new` tokens will return.
@@ -111,10 +111,10 @@ class Cache(ABC):
         `remember`.
         """
         before, end = self._given_positions, self.length
-        some = new if before is None else before
-        if some is None:
+        example = new if before is None else before
+        if example is None:
             return None
-        numbers = torch.arange(end + T, device=some.device)[None]
+        numbers = torch.arange(end + T, device=example.device)[None]
         past = numbers[:, :end] if before is None else before[:, :end]
         at = self.next_positions(T)
         if new is None:
@@ -122,9 +122,9 @@ class Cache(ABC):
         rows = max(len(past), len(new))
         if self.lengths is not None:
             rows = len(self.lengths)
-        both = past.expand(rows, -1), new.to(past).expand(rows, -1)
-        joined = torch.cat(both, dim=1)
-        return joined if at is None else joined.scatter(1, at, both[1])
+        pair = past.expand(rows, -1), new.to(past).expand(rows, -1)
+        joined = torch.cat(pair, dim=1)
+        return joined if at is None else joined.scatter(1, at, pair[1])
 
     def next_positions(self, T: int) -> Tensor | None:
         """Numbers of the next `T` tokens, `(B, T)`, if the rows differ."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from attnref.caches.kv_cache import Cache
 from attnref.caches.past import view_of
 from attnref.core.recurrence import chunked
+from attnref.core.sdpa import without_autocast
 
 
 class StateCache(Cache):
@@ -167,8 +168,7 @@ class InOrder:
                 k = k * real
             else:
                 beta = beta * real[..., 0]
-        kind = "cpu" if q.device.type == "meta" else q.device.type
-        with torch.autocast(kind, enabled=False):  # a state in float32
+        with without_autocast(q.device):  # a state in float32
             return chunked(
                 q, k, v, decay, state, beta=beta, document=self.document
             )

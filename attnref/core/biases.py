@@ -65,8 +65,11 @@ class Alibi(Bias):
 
     def __call__(self, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         P = 2 ** (self.n_heads.bit_length() - 1)
-        order = torch.where(h < P, h + 1.0, h - P + 0.5)
-        return -torch.exp2(-8 / P * order) * (i - j).abs()
+        # In float32, exp2 depends on the processor; mps has no float64.
+        h = h.to(torch.float32 if h.is_mps else torch.float64)
+        order = torch.where(h < P, h + 1, h - P + 0.5)
+        slope: Tensor = (-8 / P * order).exp2().float()
+        return -slope * (i - j).abs()
 
 
 # --8<-- [end:alibi]

@@ -549,10 +549,10 @@ class RuleMask:
     def part(self, rows: slice, columns: slice) -> Tensor:
         """Which of some queries see which of some keys: True = may attend."""
         i, j = self.numbers(rows, columns)
-        seen = self._shown(i, j)  # may look at j alone
-        seen = seen.expand(*seen.shape[:-2], i.shape[-2], j.shape[-1])
-        beside = part_of(self.mask, rows, columns)
-        return seen if beside is None else beside & seen
+        shown = self._shown(i, j)  # may look at j alone
+        shown = shown.expand(*shown.shape[:-2], i.shape[-2], j.shape[-1])
+        mask = part_of(self.mask, rows, columns)
+        return shown if mask is None else mask & shown
 
     def numbers(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
         """The numbers of some queries `(T, 1)` and of some keys `(S,)`.
@@ -574,37 +574,37 @@ class RuleMask:
     ) -> tuple[Tensor, Tensor]:
         """The same for query `i` and key `j` in one row."""
         query = i + (self.past if self.lengths is None else self.lengths[row])
-        at = self.positions
-        if at is None:
+        keys = self.positions
+        if keys is None:
             return query, j
-        return query, at[j] if at.dim() == 1 else at[row, j]
+        return query, keys[j] if keys.dim() == 1 else keys[row, j]
 
     def places(
         self, i: Tensor, j: Tensor, row: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The positions of the tokens with these numbers."""
-        return self._at(i, j, row) or (i, j)
+        return self._positions_of(i, j, row) or (i, j)
 
     def _shown(self, i: Tensor, j: Tensor, row: Tensor | None = None) -> Tensor:
         """What the rule says of tokens; none that a row lacks is seen."""
-        seen = self.rule(i, j, row, self._at(i, j, row))
+        seen = self.rule(i, j, row, self._positions_of(i, j, row))
         if self.lengths is None:
             return seen
         end = self.lengths + self.T
         end = end[:, None, None, None] if row is None else end[row]
         return seen & (j < end)
 
-    def _at(
+    def _positions_of(
         self, i: Tensor, j: Tensor, row: Tensor | None = None
     ) -> tuple[Tensor, Tensor] | None:
         """The positions of tokens `i` and `j`, if not their numbers."""
-        at = self.token_positions
-        if at is None:
+        positions = self.token_positions
+        if positions is None:
             return None
-        if len(at) == 1:
-            return at[0, i], at[0, j]
-        row = _rows(at) if row is None else row
-        return at[row, i], at[row, j]
+        if len(positions) == 1:
+            return positions[0, i], positions[0, j]
+        row = _rows(positions) if row is None else row
+        return positions[row, i], positions[row, j]
 
     def dense(self) -> Tensor:
         """The whole mask as one tensor."""
@@ -612,10 +612,10 @@ class RuleMask:
 
     def is_triangle(self) -> bool:
         """Whether it is `causal_mask(T)`, known without building it."""
-        others = self.positions, self.mask, self.lengths
-        alone = all(x is None for x in others)
+        restrictions = self.positions, self.mask, self.lengths
+        unrestricted = all(x is None for x in restrictions)
         square = self.past == 0 and self.T == self.S
-        return alone and square and self.rule == Causal()
+        return unrestricted and square and self.rule == Causal()
 
 
 @dataclass(frozen=True, eq=False)
@@ -686,25 +686,25 @@ def mask_mod(
         (tensor(True), tensor(False))
     """
     if isinstance(mask, Tensor):
-        whole = mask[(None,) * (4 - mask.dim()) + (...,)]
+        full_mask = mask[(None,) * (4 - mask.dim()) + (...,)]
 
-        def looked_up(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def look_up(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             # An axis of size 1 broadcasts.
-            at = zip((b, h, i, j), whole.shape, strict=True)
-            return whole[tuple(x if n > 1 else x * 0 for x, n in at)]
+            indices = zip((b, h, i, j), full_mask.shape, strict=True)
+            return full_mask[tuple(x if n > 1 else x * 0 for x, n in indices)]
 
-        return looked_up
-    given: Any = mask
-    if not hasattr(given, "past"):  # a rule: the indices are the numbers
-        given = RuleMask(given, T=0, S=0, past=0)
-    lazy: RuleMask = given
-    beside = None if lazy.mask is None else mask_mod(lazy.mask)
+        return look_up
+    source: Any = mask
+    if not hasattr(source, "past"):  # a rule: the indices are the numbers
+        source = RuleMask(source, T=0, S=0, past=0)
+    lazy: RuleMask = source
+    tensor_mod = None if lazy.mask is None else mask_mod(lazy.mask)
 
-    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         shown = lazy._shown(*lazy.number(b, i, j), b)
-        return shown if beside is None else shown & beside(b, h, i, j)
+        return shown if tensor_mod is None else shown & tensor_mod(b, h, i, j)
 
-    return seen
+    return sees
 
 
 # --8<-- [end:mod]
@@ -812,8 +812,8 @@ class View:
         rule.check(B, S, self.device)
         if S == 0:  # there is no token: all slots are empty
             return None
-        alike = at is None and keys is None and self.lengths is None
-        if alike and rule.hides_nothing(T, S):
+        numbered = at is None and keys is None and self.lengths is None
+        if numbered and rule.hides_nothing(T, S):
             return mask
         all_so_far = RuleMask(
             rule, T, S, past, None, mask, self.device, at, self.lengths
@@ -831,9 +831,9 @@ class View:
                 mask = mask.gather(-1, columns.expand(*mask.shape[:3], S))
             kept = self.kept
             shows_all = kept is not None and at is None and rule.covers(kept)
-        given = vars(all_so_far) | {"S": S, "positions": keys, "mask": mask}
-        given |= {"shows_all": shows_all, "full": (B, H, T, S)}
-        return CheckedMask(**given)
+        fields = vars(all_so_far) | {"S": S, "positions": keys, "mask": mask}
+        fields |= {"shows_all": shows_all, "full": (B, H, T, S)}
+        return CheckedMask(**fields)
 
     @property
     def _all(self) -> int:
@@ -896,16 +896,16 @@ def _check_no_rule(mask: object) -> None:
         raise TypeError("mask is RuleMask; give a layer a rule as `causal`")
 
 
-def _check_dropped(of_all: RuleMask, kept: Tensor) -> None:
+def _check_dropped(lazy: RuleMask, keys: Tensor) -> None:
     """Refuse a cache that has dropped a key which some query may see."""
-    if kept.device.type == "meta":
+    if keys.device.type == "meta":
         return
-    S, kept = of_all.S, kept if kept.dim() == 2 else kept[None]
-    dropped = torch.ones(len(kept), S + 1, dtype=torch.bool, device=kept.device)
-    dropped.scatter_(1, kept.where(kept >= 0, S), False)
-    if (of_all.dense() & dropped[:, None, None, :S]).any():
+    S, keys = lazy.S, keys if keys.dim() == 2 else keys[None]
+    dropped = torch.ones(len(keys), S + 1, dtype=torch.bool, device=keys.device)
+    dropped.scatter_(1, keys.where(keys >= 0, S), False)
+    if (lazy.dense() & dropped[:, None, None, :S]).any():
         raise ValueError(
-            f"the rule is {of_all.rule}, and at the positions given it shows "
+            f"the rule is {lazy.rule}, and at the positions given it shows "
             "a key that the cache has dropped: pads stand between the tokens. "
             "Pass a larger cache, or pad on the left"
         )
@@ -941,10 +941,10 @@ def check_mask(
     if not isinstance(mask, Tensor):
         if not hasattr(mask, "dense"):
             kind = type(mask).__name__
-            how = "pass a bool tensor"
+            fix = "pass a bool tensor"
             if hasattr(mask, "hides_nothing"):
-                how = "pass a rule as a layer's `causal`, or in a RuleMask"
-            raise TypeError(f"mask is {kind}; {how}")
+                fix = "pass a rule as a layer's `causal`, or in a RuleMask"
+            raise TypeError(f"mask is {kind}; {fix}")
         if (full, device) == (getattr(mask, "full", None), mask.device):
             return  # a layer has checked it
         if full[2:] != (mask.T, mask.S):
@@ -966,13 +966,13 @@ def check_mask(
     B, H, T, S = full
     if mask.dtype != torch.bool:
         if shape == (B, S):
-            how = "padding_mask_from_hf(mask) if it is a tokenizer's, 1 = real"
+            fix = "padding_mask_from_hf(mask) if it is a tokenizer's, 1 = real"
         elif mask.is_floating_point():
-            how = "mask == 0 if it is additive, 0 or -inf"
+            fix = "mask == 0 if it is additive, 0 or -inf"
         else:
-            how = "mask.bool() if 1 = may attend"
+            fix = "mask.bool() if 1 = may attend"
         raise TypeError(
-            f"mask is {mask.dtype}; pass bool, True = may attend: {how}"
+            f"mask is {mask.dtype}; pass bool, True = may attend: {fix}"
         )
     if mask.device != device:
         raise ValueError(f"mask is on {mask.device}, q on {device}")

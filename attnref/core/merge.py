@@ -49,14 +49,14 @@ def merge(
     # Part after part: `sum` would choose its order by the shape of the batch.
     total = reduce(torch.add, exponentials.unbind())  # (B, H, T)
     # A query that sees no key at all: zeros, and -inf, without NaN gradients.
-    none = total == 0
+    empty = total == 0
     total = total.clamp(min=1)  # it is below 1 there alone
     weights = (exponentials / total).unsqueeze(-1)  # (..., B, H, T, 1)
     # What does not count is left out: 0 * NaN would be NaN.
     absent = (stacked == -torch.inf).unsqueeze(-1)  # (..., B, H, T, 1)
     counted = torch.stack([*outs]).masked_fill(absent, 0)
     mixed = reduce(torch.add, (weights * counted).unbind())  # (B, H, T, Dv)
-    lse = (base + total.log()).masked_fill(none, -torch.inf)  # (B, H, T)
+    lse = (base + total.log()).masked_fill(empty, -torch.inf)  # (B, H, T)
     return mixed.to(outs[0].dtype), lse
 
 
@@ -84,19 +84,19 @@ def split_kv(
     """
     check_attention(q, k, v, mask, scale, softcap, sinks, bias)
     check_sizes(splits=splits)
-    outs, lses, whole = [], [], place(bias, mask, q, k)
+    outs, lses, placed = [], [], place(bias, mask, q, k)
     size = max(1, -(-k.shape[2] // splits))
-    for some in parts(k.shape[2], size) or [slice(None)]:
-        seen = part_of(mask, slice(None), some)
+    for columns in parts(k.shape[2], size) or [slice(None)]:
+        part_mask = part_of(mask, slice(None), columns)
         out, lse = flash_lse(
             q,
-            k[:, :, some],
-            v[:, :, some],
-            seen,
+            k[:, :, columns],
+            v[:, :, columns],
+            part_mask,
             scale=scale,
             dropout=dropout,
             softcap=softcap,
-            bias=None if whole is None else whole.part(slice(None), some),
+            bias=None if placed is None else placed.part(slice(None), columns),
         )
         outs.append(out)
         lses.append(lse)
@@ -145,10 +145,10 @@ def with_prefix(
     last = Window(
         max(1, P + k.shape[2])
     )  # reaches from the last query to the first
-    for one in () if rule is None else rule.parts:
-        if not (one.covers(Causal()) or one.covers(last)):
+    for part in () if rule is None else rule.parts:
+        if not (part.covers(Causal()) or part.covers(last)):
             raise ValueError(
-                f"{one} may hide a part of the prefix of {P} tokens from a "
+                f"{part} may hide a part of the prefix of {P} tokens from a "
                 "query; pass a mask of the tokens after it"
             )
     queries = q.transpose(0, 1).reshape(1, H, B * T, D)  # (1, H, B * T, D)

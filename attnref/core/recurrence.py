@@ -72,9 +72,6 @@ def scan(
 
 
 # --8<-- [start:quadratic]
-_BLOCK = 16  # tokens between which decays are taken channel by channel
-
-
 def quadratic(
     q: Tensor,
     k: Tensor,
@@ -91,60 +88,77 @@ def quadratic(
     the delta rule, all `u` together solve one triangular system.
     """
     shape = v.shape
+    if shape[2] == 0:
+        return v, state
     K = k.shape[1]  # heads that share a key are an axis of their own
     split = len(v), K, v.shape[1] // K
     v, g, state = (x.reshape(*split, *x.shape[2:]) for x in (v, decay, state))
     q, k = q[:, :, None], k[:, :, None]
-    g = (g if decay.dim() == 4 else g[..., None]).cumsum(dim=3)
-    past = g.exp()  # what is left of the state before
-    left = (g[..., -1:, :] - g).exp()  # and, at the end, of each token
-    keep = past[..., -1:, :].mT
-    both = torch.stack((q, k) if beta is not None else (q,))
-    products = _decayed_products(both, k, g)  # (..., T, T)
+    g = g if decay.dim() == 4 else g[..., None]
+    factors = torch.stack((q, k) if beta is not None else (q,))
+    decayed = _of_heads if g.shape[-1] == 1 else _of_channels
+    products, since, until, keep = decayed(factors, k, g)
     if document is not None:
         d = document[:, None, None, :, None]  # (B, 1, 1, T, 1)
-        products = products * (d == d.mT)
-        past = past * (d == 0)
-        left, keep = left * (d == d[..., -1:, :]), keep * (d[..., -1:, :] == 0)
+        products, since = products * (d == d.mT), since * (d == 0)
+        last = d[..., -1:, :]
+        until, keep = until * (d == last), keep * (last == 0)
     u = v
     if beta is not None:
         b = beta.reshape(*split, beta.shape[2], 1)
         u = torch.linalg.solve_triangular(
             b * products[1],  # of it, what stands below the diagonal is read
-            b * (v - (past * k) @ state),
+            b * (v - since[1] @ state),
             upper=False,
             unitriangular=True,
         )
-    out = _plus_product((past * q) @ state, products[0], u)
-    state = _plus_product(keep * state, (left * k).mT, u)
+    out = _plus_product(since[0] @ state, products[0], u)
+    state = _plus_product(keep.mT * state, until.mT, u)
     return out.reshape(shape), state.flatten(1, 2)
 
 
-def _decayed_products(x: Tensor, k: Tensor, g: Tensor) -> Tensor:
+def _of_heads(x: Tensor, k: Tensor, g: Tensor) -> tuple[Tensor, ...]:
     """Products of each token's `x` with keys up to it, under the decay between.
 
-    Always of the difference of two sums: `e^g` apart from `e^-g` would
-    overflow. Decays of channels stand inside the sum over channels. There, a
-    block of tokens meets all earlier ones at its beginning: the decay until
-    then and the decay from then on are both at most 1.
+    Returned with them are `x` decayed since the beginning, `k` decayed until
+    the end, and the decay of all tokens. The decay between two tokens is the
+    sum of what lies between them: the difference of two sums from the beginning
+    would lose the digits that both have in common.
     """
-    if g.shape[-1] == 1:
-        return (x @ k.mT) * (g - g.mT).tril().exp().tril()
-    rows, n, T = [], 0, g.shape[-2]
-    while n < T:
-        now = slice(n, n + _BLOCK)
-        x_n, k_n, g_n = x[..., now, :], k[..., now, :], g[..., now, :]
-        between = (g_n[..., None, :] - g_n[..., None, :, :]).clamp(max=0).exp()
-        within = (between * k_n[..., None, :, :]) @ x_n[..., None]
-        parts = [within[..., 0].tril()]
-        if n:
-            start = g[..., n - 1 : n, :]
-            earlier = k[..., :n, :] * (start - g[..., :n, :]).exp()
-            parts.insert(0, (x_n * (g_n - start).exp()) @ earlier.mT)
-        row = torch.cat(parts, dim=-1)
-        rows.append(F.pad(row, (0, T - row.shape[-1])))
-        n += _BLOCK
-    return torch.cat(rows, dim=-2)
+    T = g.shape[-2]
+    between = g.expand(*g.shape[:-1], T).tril(-1).cumsum(dim=-2)  # (..., T, T)
+    decays, past = between.exp().tril(), g.cumsum(dim=-2).exp()
+    until = decays[..., -1:, :].mT * k
+    return (x @ k.mT) * decays, past * x, until, past[..., -1:, :]
+
+
+def _of_channels(x: Tensor, k: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    """The same for decays of channels, which stand inside the sum over them.
+
+    Blocks of 1, 2, 4, ... tokens are joined in pairs: each `x` of the second
+    and each key of the first have decayed to where they meet.
+    """
+    T, size = g.shape[-2], 16
+    while size < T:  # a power of 2; a compiler makes a program for each
+        size *= 2
+    padding = (0, 0, 0, size - T)
+    x, k, g = (F.pad(t, padding)[..., None, :] for t in (x, k.expand_as(g), g))
+    products = (x * k).sum(dim=-1, keepdim=True)  # (..., blocks, 1, 1)
+    keep = g.exp()
+    x = x * keep
+    while x.shape[-3] > 1:
+        halves = (
+            t.reshape(*t.shape[:-3], -1, 2, *t.shape[-2:])
+            for t in (products, x, k, keep)
+        )
+        (p1, p2), (x1, x2), (k1, k2), (a1, a2) = (t.unbind(-3) for t in halves)
+        first = F.pad(p1, (0, p1.shape[-1]))
+        second = torch.cat((x2 @ k1.mT, p2), dim=-1)
+        products = torch.cat((first, second), dim=-2)
+        x, k = torch.cat((x1, x2 * a1), -2), torch.cat((k1 * a2, k2), -2)
+        keep = a1 * a2
+    x, k = (t[..., 0, :T, :] for t in (x, k))
+    return products[..., 0, :T, :T], x, k, keep[..., 0, :, :]
 
 
 # --8<-- [end:quadratic]
@@ -163,6 +177,8 @@ def chunked(
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
     """What `scan` returns: `quadratic` in a chunk, the state between them."""
+    if getattr(torch.compiler, "is_exporting", bool)():
+        return _exported(q, k, v, decay, state, beta, document, chunk)
     form = scan if q.shape[2] == 1 else quadratic
     outs: list[Tensor] = []
     n, before = 0, 0 if document is None else document[:, :1] * 0
@@ -178,6 +194,48 @@ def chunked(
         out, state = form(q_n, k_n, v_n, g_n, state, beta=b, document=d)
         outs.append(out)
     return torch.cat(outs, dim=2) if outs else v, state
+
+
+def _exported(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    state: Tensor,
+    beta: Tensor | None,
+    document: Tensor | None,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
+    """The same for `torch.export`: one operation for any number of chunks.
+
+    A last chunk, or more of it, holds tokens that change nothing: a number of
+    chunks that may be 1 would bind the program to it.
+    """
+    from torch._higher_order_ops.scan import scan as over_chunks
+
+    T, device = q.shape[2], q.device
+    n = (T - 1) // chunk + 2
+    places = torch.arange(n, device=device)[:, None] * chunk
+    places = (places + torch.arange(chunk, device=device)).clamp(max=T)
+    parts = {"q": q, "k": k, "v": v, "decay": decay}
+    if beta is not None:
+        parts["beta"] = beta
+    for name, x in parts.items():
+        x = F.pad(x, (0, 0) * (x.dim() - 3) + (0, 1))  # a token of zeros
+        parts[name] = x[:, :, places].movedim(2, 0)
+    if document is not None:
+        number = document[:, places.clamp(max=T - 1)]
+        last = places[:, :1] - 1  # of the chunk before
+        before = document[:, last.clamp(min=0)].where(last >= 0, 0)
+        parts["document"] = (number - before).movedim(1, 0)
+
+    def step(state: Tensor, part: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        out, state = quadratic(**part, state=state)
+        return state, out
+
+    state, outs = over_chunks(step, state, parts)
+    t = torch.arange(T, device=device)
+    return outs.movedim(0, 2)[:, :, t // chunk, t % chunk], state
 
 
 # --8<-- [end:chunked]

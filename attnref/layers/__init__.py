@@ -1,1 +1,1 @@
-"""One variant of attention per file; none imports another."""
+"""One layer per file; of the variants, only mha and mqa import another: gqa."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attnref.caches.kv_cache import Cache
 from attnref.caches.past import placed, view_of
 from attnref.core.checks import check_input, check_layer, check_sizes
-from attnref.core.heads import RMSNorm, merge_heads, split_heads
+from attnref.core.heads import RMSNorm, matrix, merge_heads, split_heads
 from attnref.core.masks import Mask, Rule, dense
 from attnref.core.rope import Rope, check_rope, rotate
 from attnref.core.sdpa import Attend, sdpa, without_autocast
@@ -218,11 +218,7 @@ class DeepSeekSparseAttention(nn.Module):
         B, T, E = x.shape
         H, Dn, Dr = self.n_heads, self.qk_nope_head_dim, self.qk_rope_head_dim
         R, Dv = self.kv_lora_rank, self.v_head_dim
-        if type(self.kv_b_proj) is not nn.Linear:
-            raise TypeError(
-                f"kv_b_proj is {type(self.kv_b_proj).__name__}, not nn.Linear: "
-                "only its weight is read. Merge an adapter into it first"
-            )
+        up = matrix("kv_b_proj", self.kv_b_proj).view(H, Dn + Dv, R)
         view = view_of(self, cache, x, mask=mask, positions=positions)
         c_q = self.q_a_layernorm(self.q_a_proj(x))
         q = split_heads(self.q_b_proj(c_q), H)  # (B, H, T, Dn + Dr)
@@ -244,7 +240,6 @@ class DeepSeekSparseAttention(nn.Module):
         )
         entry = torch.cat((self.kv_a_layernorm(c), k_rope), dim=-1)
         entry, k_index = append(entry, k_index)
-        up = self.kv_b_proj.weight.view(H, Dn + Dv, R)  # (H, Dn + Dv, R)
         w_k, w_v = up.tensor_split((Dn,), dim=1)
         q = torch.einsum("bhtn,hnr->bhtr", q, w_k.to(q.dtype))
         q = torch.cat((q, q_rope), dim=-1)  # (B, H, T, R + Dr)

@@ -94,8 +94,9 @@ class LightningAttention(nn.Module):
         qkv = split_heads(F.silu(qkv.to(wide)), H)  # (B, H, T, 3 * D)
         q, k, v = qkv.chunk(3, dim=-1)
         # Not a buffer: `layer.to(torch.bfloat16)` would round it.
-        h = torch.arange(1, H + 1, dtype=wide, device=x.device)
-        slopes = self.rate * (h * (-8 / H)).exp2()
+        exact = wide if x.is_mps else torch.float64
+        h = torch.arange(1, H + 1, dtype=exact, device=x.device)
+        slopes = (self.rate * (h * (-8 / H)).exp2()).to(wide)
         decay = -slopes[:, None].expand(B, H, T)  # (B, H, T)
         heads, state = new.read(q, k, v, decay, state)
         # Nothing bounds these sums: float16 holds them once normed.

@@ -3,7 +3,7 @@
 # --8<-- [start:imports]
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from attnref.caches.kv_cache import Cache
 from attnref.caches.past import placed, view_of
 from attnref.core.checks import check_input, check_layer, check_sizes
-from attnref.core.heads import RMSNorm, merge_heads, split_heads
+from attnref.core.heads import (
+    RMSNorm,
+    is_matrix,
+    matrix,
+    merge_heads,
+    split_heads,
+)
 from attnref.core.masks import Mask, Rule
 from attnref.core.rope import Rope, check_rope
 from attnref.core.sdpa import Attend, Scores, sdpa
@@ -85,49 +91,14 @@ def _latent(p: Parts) -> Tensor:
 
 
 # --8<-- [start:absorbed]
-HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
-
-
-def _wraps(weight: object) -> bool:
-    """Whether a tensor is made of others: of int8 and scales, for example."""
-    return hasattr(weight, "__tensor_flatten__")
-
-
-def _is_matrix(
-    linear: nn.Module, *, biased: bool = False
-) -> TypeGuard[nn.Linear]:
-    """Whether calling `linear` only multiplies by its weight."""
-    return (
-        type(linear) is nn.Linear
-        and not _wraps(linear.weight)
-        and (biased or linear.bias is None)
-        and "forward" not in vars(linear)
-        and not any(getattr(linear, f"_{when}_hooks") for when in HOOKS)
-    )
-
-
-def _matrix(name: str, linear: nn.Module, *, biased: bool = False) -> Tensor:
-    """The weight of a module that is used without calling the module."""
-    if not _is_matrix(linear, biased=biased):
-        kind = type(linear)  # adapters of PEFT are called Linear, too
-        called = f"{kind.__module__}.{kind.__qualname__}"
-        if kind is nn.Linear and _wraps(linear.weight):
-            called += f" of {type(linear.weight).__name__}"
-        raise TypeError(
-            f"{name} is {called}, not a plain "
-            f"nn.Linear without a hook{'' if biased else ' or a bias'}: "
-            "absorption reads only its weight, and the rest would be lost. "
-            "Merge an adapter into the weight first, or pass form='latent' or "
-            "'expanded', which call the module"
-        )
-    return linear.weight
-
-
 def _absorbed(p: Parts) -> Tensor:
     """The latent is cached and attended to directly: MQA in latent space."""
     B, H, T, Dn = p.q.shape
     R = p.c.shape[3]
-    up = _matrix("kv_b_proj", p.up).view(H, -1, R)  # (H, Dn + Dv, R)
+    other = ", or pass form='latent' or 'expanded', which call the module"
+    up = matrix("kv_b_proj", p.up, other=other).view(
+        H, -1, R
+    )  # (H, Dn + Dv, R)
     w_uk, w_uv = up.tensor_split((Dn,), dim=1)
     entry = torch.cat((p.c, p.k_rope), dim=-1)  # (B, 1, T, R + Dr)
     (entry,) = p.append(entry)  # (B, 1, S, R + Dr)
@@ -305,12 +276,12 @@ def absorbed_weights(
     H, Dn, Dr = layer.n_heads, layer.qk_nope_head_dim, layer.qk_rope_head_dim
     R, Dv = layer.kv_lora_rank, layer.v_head_dim
     last = "q_proj" if layer.q_lora_rank is None else "q_b_proj"
-    w_q = _matrix(last, getattr(layer, last)).view(H, Dn + Dr, -1)
-    up = _matrix("kv_b_proj", layer.kv_b_proj).view(H, Dn + Dv, R)
+    w_q = matrix(last, getattr(layer, last)).view(H, Dn + Dr, -1)
+    up = matrix("kv_b_proj", layer.kv_b_proj).view(H, Dn + Dv, R)
     w_uk, w_uv = up.tensor_split((Dn,), dim=1)
     onto_latent = w_uk.mT @ w_q[:, :Dn]
     query = torch.cat((onto_latent, w_q[:, Dn:]), dim=1)
-    w_o = _matrix("o_proj", layer.o_proj, biased=True).view(-1, H, Dv)
+    w_o = matrix("o_proj", layer.o_proj, biased=True).view(-1, H, Dv)
     output = (w_o.transpose(0, 1) @ w_uv).transpose(0, 1)
     return query, output
 
@@ -320,21 +291,34 @@ def absorbed_weights(
 
 # --8<-- [start:crossover]
 def crossover(
-    *, kv_lora_rank: int, qk_nope_head_dim: int, v_head_dim: int
+    *,
+    kv_lora_rank: int,
+    qk_nope_head_dim: int,
+    v_head_dim: int,
+    past: int | None = None,
 ) -> float:
     """The number of new tokens where latent and absorbed cost the same.
 
-    With a long cache, the absorbed form needs fewer FLOPs below this number
-    and the latent form above it. Infinite if the latent is so small that the
-    absorbed form is always cheaper.
+    With `past` tokens in the cache, the absorbed form needs fewer FLOPs below
+    this number and the latent form above it. Without `past`: the limit for a
+    long cache. Infinite if the latent is so small that the absorbed form is
+    always cheaper.
 
     Examples:
         >>> v3 = dict(kv_lora_rank=512, qk_nope_head_dim=128, v_head_dim=128)
-        >>> round(crossover(**v3), 1)
-        170.7
+        >>> round(crossover(**v3), 1), round(crossover(**v3, past=4096), 1)
+        (170.7, 164.1)
     """
     R, both = kv_lora_rank, qk_nope_head_dim + v_head_dim
-    return R * both / (2 * R - both) if both < 2 * R else float("inf")
+    if both >= 2 * R:
+        return float("inf")
+    limit = R * both / (2 * R - both)
+    if past is None:
+        return limit
+    if past < 0:
+        raise ValueError(f"{past=} must be at least 0")
+    root: float = (past**2 + 4 * past * limit) ** 0.5
+    return (root - past) / 2
 
 
 # --8<-- [end:crossover]
@@ -360,7 +344,7 @@ def form_of(
     both, S = layer.qk_nope_head_dim + layer.v_head_dim, past + new
     latent = S * R * both + new * S * (both + Dr)
     absorbed = new * R * both + new * S * (2 * R + Dr)
-    cheaper = absorbed <= latent and _is_matrix(layer.kv_b_proj)
+    cheaper = absorbed <= latent and is_matrix(layer.kv_b_proj)
     return "absorbed" if cheaper else "latent"
 
 

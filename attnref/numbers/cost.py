@@ -306,7 +306,7 @@ def dsa_cost(
 
 
 # --8<-- [start:recurrent]
-def _recurrent(
+def recurrent_cost(
     heads: tuple[int, int],
     widths: tuple[int, int],
     weights: int,
@@ -314,7 +314,7 @@ def _recurrent(
     conv: int,
     *,
     delta: int = 0,
-    block: int = 0,
+    channels: int = 0,
     batch: int = 1,
     new: int = 1,
     past: int = 0,
@@ -324,8 +324,10 @@ def _recurrent(
 
     `heads` are those of values and of keys, `widths` those of a key and of a
     value; `delta` is 1 with the delta rule. `vectors` parameters multiply
-    nothing, and `conv` inputs of a convolution are kept. `block` is that of
-    decays by channel, 0 without.
+    nothing, and `conv` inputs of a convolution are kept. With decays of
+    channels, `channels` is 1: only pairs of tokens in different blocks are
+    multiplied, of a
+    number of tokens that is filled up to a power of 2.
     """
     _check(batch, new, past)
     (H, K), (D, Dv) = heads, widths
@@ -336,10 +338,8 @@ def _recurrent(
     whole, rest = divmod(new, chunk)
     for count, n in ((whole, chunk), (1, rest)) if new > 1 else ():
         squares += count * n**2
-        step = block or n or 1
-        for start in range(0, n, step):
-            rows = min(step, n - start)
-            pairs += count * rows * (start + rows)
+        filled = max(16, 1 << (n - 1).bit_length()) if n else 0
+        pairs += count * (filled * (filled - 1) // 2 if channels else n**2)
     state = batch * H * D * Dv
     return Cost(
         parameters=weights + vectors,
@@ -379,7 +379,7 @@ def gated_delta_cost(
     inner = n_v_heads * value_dim
     C = 2 * n_heads * key_dim + inner
     weights = d_model * (C + 2 * inner + 2 * n_v_heads) + C * conv_kernel
-    return _recurrent(
+    return recurrent_cost(
         (n_v_heads, n_heads),
         (key_dim, value_dim),
         weights,
@@ -396,30 +396,27 @@ def kda_cost(
     n_heads: int,
     head_dim: int | None = None,
     conv_kernel: int = 4,
-    block: int = 16,
     **call: int,
 ) -> Cost:
     """Cost of Kimi Delta Attention, counted like Gated DeltaNet.
-
-    Within `block` tokens, decays are taken channel by channel.
 
     Examples:
         >>> step = kda_cost(d_model=2304, n_heads=32, head_dim=128)
         >>> step.cached, step.wide
         (561152, 524288)
     """
-    check_sizes(conv_kernel=conv_kernel, block=block)
+    check_sizes(conv_kernel=conv_kernel)
     H, D = _heads(d_model, n_heads, None, head_dim)
     inner, C = H * D, 3 * H * D
     weights = d_model * (C + inner + H + 2 * D) + 2 * D * inner
-    return _recurrent(
+    return recurrent_cost(
         (H, H),
         (D, D),
         weights + C * conv_kernel,
         inner + H + D,
         C * (conv_kernel - 1),
         delta=1,
-        block=block,
+        channels=1,
         **call,
     )
 
@@ -449,7 +446,7 @@ def mamba2_cost(
     C = inner + 2 * n_groups * key_dim
     rows = inner + C + n_heads  # of what the input is projected to
     biases = (rows + d_model if bias else 0) + (C if conv_bias else 0)
-    return _recurrent(
+    return recurrent_cost(
         (n_heads, n_groups),
         (key_dim, value_dim),
         d_model * (rows + inner) + C * conv_kernel,
@@ -471,7 +468,7 @@ def lightning_cost(
     """
     H, D = _heads(d_model, n_heads, None, head_dim)
     weights = 5 * d_model * H * D
-    return _recurrent((H, H), (D, D), weights, H * D, 0, **call)
+    return recurrent_cost((H, H), (D, D), weights, H * D, 0, **call)
 
 
 def short_conv_cost(

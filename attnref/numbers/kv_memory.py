@@ -56,7 +56,6 @@ DTYPES = {
     "int8": Storage(8),
     "int4": Storage(4),
 }
-FIXED = {"state": Storage(32), "conv": Storage(16)}
 
 
 def dtype_called(name: str, *others: str) -> Storage:
@@ -120,7 +119,7 @@ def entry_bytes(
     engine may have to replicate some of them.
     """
     if store.fixed:
-        storage = FIXED[store.role]
+        storage = Storage(store.bits)
     if isinstance(storage, Shipped):
         if store.role == "index":
             return storage.index
@@ -207,7 +206,7 @@ def state_bytes(model: Model, *, batch: int = 1, ranks: int = 1) -> int:
     """
     check_sizes(batch=batch, ranks=ranks)
     return batch * sum(
-        group.layers * entry_bytes(store, FIXED[store.role], ranks=ranks)
+        group.layers * entry_bytes(store, Storage(store.bits), ranks=ranks)
         for group in model.groups
         for store in group.stores
         if store.fixed

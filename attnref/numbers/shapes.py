@@ -2,6 +2,7 @@
 
 # --8<-- [start:imports]
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple
 
 # --8<-- [end:imports]
@@ -15,14 +16,15 @@ class Store(NamedTuple):
     tokens by), `"state"` and `"conv"` (the state of a recurrent layer and the
     inputs of its convolution: one entry, whatever the length). There is one
     entry per `ratio` tokens, of the latest `window` tokens or, if that is
-    None, of all tokens.
+    None, of all tokens. What no format of the cache changes has `bits`.
     """
 
     role: str
     heads: int
     widths: tuple[int, ...]
     window: int | None = None
-    ratio: int = 1
+    ratio: int | Fraction = 1
+    bits: int = 0
 
     @property
     def fixed(self) -> bool:
@@ -184,13 +186,17 @@ class Recurrent:
     conv_channels: int
     conv_kernel: int
     beside: bool = False  # keys and values, which another group counts
+    state_bits: int = 32
+    conv_bits: int = 16
 
     @property
     def stores(self) -> tuple[Store, ...]:
         matrix = self.key_dim * self.value_dim
-        state = Store("state", self.state_heads, (matrix,))
+        state = Store(
+            "state", self.state_heads, (matrix,), bits=self.state_bits
+        )
         past = self.conv_kernel - 1  # the newest input is not kept
-        conv = Store("conv", self.conv_channels, (past,))
+        conv = Store("conv", self.conv_channels, (past,), bits=self.conv_bits)
         return tuple(store for store in (state, conv) if store.heads)
 
 

@@ -6,10 +6,10 @@ import torch
 def slopes(n_heads):
     """(H,): 2 ** (-8 / H) and its powers, if H is a power of 2."""
     P = 2 ** (n_heads.bit_length() - 1)  # the largest power of 2 up to H
-    h = torch.arange(n_heads)
     # Beyond P, every other slope of 2 * P heads, between the slopes of P.
-    order = torch.where(h < P, h + 1.0, h - P + 0.5)
-    return torch.exp2(-8 / P * order)  # (H,)
+    order = [h + 1 if h < P else h - P + 0.5 for h in range(n_heads)]
+    # In Python: torch.exp2 of float32 depends on the processor and on H.
+    return torch.tensor([2 ** (-8 / P * n) for n in order])
 
 
 def alibi(n_heads, T, S=None):

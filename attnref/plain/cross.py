@@ -17,6 +17,8 @@ class CrossAttention(nn.Module):
 
     def forward(self, x, context, valid=None):
         """x (B, T, E), context (B, S, C); valid (B, S), True = no pad of it."""
+        if valid is not None and valid.shape[-1] != context.shape[1]:
+            raise ValueError(f"{context.shape[1]} tokens, {valid.shape[-1]=}")
         q = self.split(self.q_proj(x))  # (B, H, T, D)
         k = self.split(self.k_proj(context))  # (B, H, S, D)
         v = self.split(self.v_proj(context))  # (B, H, S, D)

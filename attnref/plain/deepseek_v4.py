@@ -123,8 +123,8 @@ class CompressedAttention(nn.Module):
         B, T, E = x.shape
         cache = CompressedCache() if cache is None else cache
         past, end = cache.length, cache.length + T
-        if valid is not None and valid.shape[-1] != end:
-            raise ValueError(f"{end} tokens, {valid.shape[-1]=}")
+        if valid is not None and valid.shape != (B, end):
+            raise ValueError(f"{(B, end)=}, {valid.shape=}")
         if cache.rows or not (valid is None or valid.all()):
             return self.row_by_row(x, cache, valid)
         at = torch.arange(past, end, device=x.device)  # (T,)

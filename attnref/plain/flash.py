@@ -11,6 +11,9 @@ def flash(q, k, v, mask=None, tile=(64, 64)):
     (B, H, T, D), S, Dv = q.shape, v.shape[2], v.shape[3]
     if mask is not None:
         mask = mask.expand(B, H, T, S)
+    # Sums of many tiles need float32, whatever the inputs are.
+    dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q.to(wide), k.to(wide), v.to(wide)
     outs, lses = [], []
     for i in range(0, T, tile[0]):
         rows = slice(i, i + tile[0])
@@ -32,4 +35,4 @@ def flash(q, k, v, mask=None, tile=(64, 64)):
             m = larger
         outs.append(acc / total.where(total > 0, 1))  # a row without keys: 0
         lses.append((m + total.log())[..., 0])
-    return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
+    return torch.cat(outs, dim=2).to(dtype), torch.cat(lses, dim=2)

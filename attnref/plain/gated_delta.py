@@ -24,6 +24,7 @@ class State:
     """What a layer keeps of all earlier tokens. It cannot be cropped."""
 
     def __init__(self):
+        self.length = 0
         self.inputs = self.state = None  # of the convolution, of the rule
 
 
@@ -48,6 +49,12 @@ class GatedDeltaNet(nn.Module):
     def forward(self, x, cache=None, valid=None):
         """x (B, T, E) to (B, T, E); valid (B, S), True = no pad, all so far."""
         B, T, E = x.shape
+        S = T if cache is None else cache.length + T
+        if valid is not None and valid.shape != (B, S):
+            raise ValueError(f"{(B, S)=}, {valid.shape=}")
+        if x.numel() == 0:
+            return x  # no row, or no token
+        wide = torch.promote_types(x.dtype, torch.float32)  # of the state
         real = torch.ones(B, T, dtype=torch.bool, device=x.device)
         if valid is not None:
             real = valid[:, -T:]
@@ -66,7 +73,7 @@ class GatedDeltaNet(nn.Module):
         last = n_real + torch.arange(past, device=x.device)  # (B, past)
         inputs = mixed.gather(2, last[:, None].expand(-1, C, -1))
         mixed = F.silu(self.conv1d(mixed)).mT  # (B, T, C); of 4 inputs each
-        q, k, v = mixed.split(self.widths, dim=-1)
+        q, k, v = mixed.to(wide).split(self.widths, dim=-1)
         q = q.view(B, T, -1, self.D).transpose(1, 2)  # (B, K, T, D)
         k = k.view(B, T, -1, self.D).transpose(1, 2)
         v = v.view(B, T, -1, self.Dv).transpose(1, 2)  # of more heads
@@ -75,15 +82,18 @@ class GatedDeltaNet(nn.Module):
         q = q.repeat_interleave(groups, dim=1) * self.D**-0.5
         k = k.repeat_interleave(groups, dim=1)  # value head h reads h // groups
         beta = self.in_proj_b(x).sigmoid() * real[..., None]
-        step = F.softplus(self.in_proj_a(x) + self.dt_bias)
-        decay = -self.A_log.exp() * step * real[..., None]  # a pad leaves 1
+        step = F.softplus(self.in_proj_a(x).to(wide) + self.dt_bias)
+        rate = -self.A_log.to(wide).exp()  # (H,)
+        decay = rate * step * real[..., None]  # a pad leaves 1
         state = v.new_zeros(B, self.n_v_heads, self.D, self.Dv)
         if cache is not None and cache.state is not None:
             state = cache.state
         heads, state = delta_rule(q, k, v, decay.mT, beta.mT, state)
         if cache is not None:
             cache.inputs, cache.state = inputs, state
+            cache.length = S
         z = self.in_proj_z(x).view(B, T, -1, self.Dv)
+        heads = heads.to(x.dtype)  # (B, H, T, Dv)
         heads = self.norm(heads.transpose(1, 2)) * F.silu(z)
         out = self.out_proj(heads.reshape(B, T, -1))  # (B, T, E)
         back = order.argsort(dim=1)[..., None].expand(-1, -1, E)

@@ -24,6 +24,7 @@ class State:
     """What a layer keeps of all earlier tokens. It cannot be cropped."""
 
     def __init__(self):
+        self.length = 0
         self.inputs = self.state = None  # of the convolution, of the rule
 
 
@@ -35,9 +36,10 @@ class ForgetGate(nn.Module):
         self.dt_bias = nn.Parameter(torch.ones(n_heads * D))
         self.A_log = nn.Parameter(torch.zeros(1, 1, n_heads, 1))
 
-    def forward(self, x):
-        step = F.softplus(self.f_b_proj(self.f_a_proj(x)) + self.dt_bias)
-        return -self.A_log.exp() * step.unflatten(-1, (self.A_log.shape[2], -1))
+    def forward(self, x, wide):
+        step = self.f_b_proj(self.f_a_proj(x)).to(wide) + self.dt_bias
+        step = F.softplus(step).unflatten(-1, (self.A_log.shape[2], -1))
+        return -self.A_log.to(wide).exp() * step  # (B, T, H, D)
 
 
 class KDA(nn.Module):
@@ -59,6 +61,12 @@ class KDA(nn.Module):
     def forward(self, x, cache=None, valid=None):
         """x (B, T, E) to (B, T, E); valid (B, S), True = no pad, all so far."""
         B, T, E = x.shape
+        S = T if cache is None else cache.length + T
+        if valid is not None and valid.shape != (B, S):
+            raise ValueError(f"{(B, S)=}, {valid.shape=}")
+        if x.numel() == 0:
+            return x  # no row, or no token
+        wide = torch.promote_types(x.dtype, torch.float32)  # of the state
         real = torch.ones(B, T, dtype=torch.bool, device=x.device)
         if valid is not None:
             real = valid[:, -T:]
@@ -78,17 +86,21 @@ class KDA(nn.Module):
         last = n_real + torch.arange(past, device=x.device)  # (B, past)
         inputs = mixed.gather(2, last[:, None].expand(-1, C, -1))
         mixed = F.silu(self.conv1d(mixed)).mT  # (B, T, C); of 4 inputs each
-        q, k, v = mixed.view(B, T, 3, -1, self.D).permute(2, 0, 3, 1, 4)
+        mixed = mixed.to(wide).view(B, T, 3, -1, self.D)  # (B, T, 3, H, D)
+        q, k, v = mixed.permute(2, 0, 3, 1, 4)
         q, k = (t * (t.square().sum(-1, True) + 1e-6).rsqrt() for t in (q, k))
         beta = (self.b_proj(x).sigmoid() * real[..., None]).mT  # (B, H, T)
-        decay = (self.forget_gate(x) * real[..., None, None]).transpose(1, 2)
+        decay = self.forget_gate(x, wide) * real[..., None, None]
+        decay = decay.transpose(1, 2)  # (B, H, T, D)
         state = q.new_zeros(B, self.n_heads, self.D, self.D)
         if cache is not None and cache.state is not None:
             state = cache.state
         heads, state = kda_rule(q * self.D**-0.5, k, v, decay, beta, state)
         if cache is not None:
             cache.inputs, cache.state = inputs, state
+            cache.length = S
         gate = self.g_b_proj(self.g_a_proj(x)).view(B, T, -1, self.D)
+        heads = heads.to(x.dtype)  # (B, H, T, D)
         heads = self.o_norm(heads.transpose(1, 2)) * gate.sigmoid()
         out = self.o_proj(heads.reshape(B, T, -1))  # (B, T, E)
         back = order.argsort(dim=1)[..., None].expand(-1, -1, E)

@@ -22,7 +22,7 @@ class LightningState:
     """What a layer keeps of all earlier tokens. It cannot be cropped."""
 
     def __init__(self):
-        self.state = None
+        self.length, self.state = 0, None
 
 
 class LightningAttention(nn.Module):
@@ -40,22 +40,32 @@ class LightningAttention(nn.Module):
     def forward(self, x, cache=None, valid=None):
         """x (B, T, E) to (B, T, E); valid (B, S), True = no pad, all so far."""
         B, T, E = x.shape
+        S = T if cache is None else cache.length + T
+        if valid is not None and valid.shape != (B, S):
+            raise ValueError(f"{(B, S)=}, {valid.shape=}")
+        if x.numel() == 0:
+            return x  # no row, or no token
+        wide = torch.promote_types(x.dtype, torch.float32)  # of the state
         H, D = self.n_heads, self.D
         real = x.new_ones(B, 1, T)
         if valid is not None:
             real = valid[:, None, -T:].to(x.dtype)  # (B, 1, T)
             x = x.where(valid[:, -T:, None], 0)  # (B, T, E); may hold NaN
-        qkv = F.silu(self.qkv_proj(x))  # of all three
+        qkv = F.silu(self.qkv_proj(x).to(wide))  # of all three
         qkv = qkv.view(B, T, H, 3 * D).transpose(1, 2)  # (B, H, T, 3 * D)
         q, k, v = qkv.chunk(3, dim=-1)  # each head has its own three
         k = k * real[..., None]  # (B, H, T, D); a pad writes nothing
         slopes = [self.rate * 2 ** (-8 * (h + 1) / H) for h in range(H)]
-        decay = -x.new_tensor(slopes)[:, None] * real  # (B, H, T); a pad: 0
-        state = x.new_zeros(B, H, D, D)
+        decay = -x.new_tensor(slopes, dtype=wide)[:, None]  # (H, 1)
+        decay = decay * real  # (B, H, T); a pad: 0
+        state = k.new_zeros(B, H, D, D)
         if cache is not None and cache.state is not None:
             state = cache.state
         heads, state = linear_attention(q, k, v, decay, state)
         if cache is not None:
             cache.state = state
-        heads = self.norm(heads.transpose(1, 2).reshape(B, T, H * D))
+            cache.length = S
+        heads = heads.transpose(1, 2).reshape(B, T, H * D)
+        heads = F.rms_norm(heads, heads.shape[-1:], eps=self.norm.eps)
+        heads = (heads * self.norm.weight).to(x.dtype)  # (B, T, H * D)
         return self.out_proj(self.output_gate(x).sigmoid() * heads)

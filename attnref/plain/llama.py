@@ -74,10 +74,11 @@ class GQA(nn.Module):
             mask = mask.tril(past)  # (T, S); the first new token sees past + 1
         if valid is not None:
             mask = mask & valid[:, None, None, :]  # (B, 1, T, S)
-        # Query head h reads key/value head h // (H // K).
+        # Head h reads key/value head h // (H // K); one token reads it once.
+        rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3) if T == 1 else q
         out = F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=mask is None, enable_gqa=True
-        )
+            rows, k, v, mask, is_causal=mask is None, enable_gqa=True
+        ).reshape(q.shape)
         wide = self.o_proj.in_features  # of all heads
         return self.o_proj(out.transpose(1, 2).reshape(B, T, wide))  # (B, T, E)
 

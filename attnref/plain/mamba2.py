@@ -24,6 +24,7 @@ class State:
     """What a layer keeps of all earlier tokens. It cannot be cropped."""
 
     def __init__(self):
+        self.length = 0
         self.inputs = self.state = None  # of the convolution, of the rule
 
 
@@ -48,6 +49,12 @@ class Mamba2(nn.Module):
     def forward(self, x, cache=None, valid=None):
         """x (B, T, E) to (B, T, E); valid (B, S), True = no pad, all so far."""
         B, T, E = x.shape
+        S = T if cache is None else cache.length + T
+        if valid is not None and valid.shape != (B, S):
+            raise ValueError(f"{(B, S)=}, {valid.shape=}")
+        if x.numel() == 0:
+            return x  # no row, or no token
+        wide = torch.promote_types(x.dtype, torch.float32)  # of the state
         real = torch.ones(B, T, dtype=torch.bool, device=x.device)
         if valid is not None:
             real = valid[:, -T:]
@@ -67,14 +74,15 @@ class Mamba2(nn.Module):
         last = n_real + torch.arange(past, device=x.device)  # (B, past)
         inputs = mixed.gather(2, last[:, None].expand(-1, C, -1))
         mixed = F.silu(self.conv1d(mixed)).mT  # (B, T, C); of 4 inputs each
-        x, k, q = mixed.split(self.widths, dim=-1)
+        x, k, q = mixed.to(wide).split(self.widths, dim=-1)
         x = x.view(B, T, self.n_heads, -1).transpose(1, 2)  # (B, H, T, Dv)
         q, k = (t.view(B, T, self.n_groups, -1).transpose(1, 2) for t in (q, k))
         groups = self.n_heads // self.n_groups
         q = q.repeat_interleave(groups, dim=1)  # (B, H, T, D)
         k = k.repeat_interleave(groups, dim=1)  # head h reads h // groups
-        step = (F.softplus(step + self.dt_bias) * real[..., None]).mT
-        decay = -self.A_log.exp()[:, None] * step  # (B, H, T); a pad: 0
+        step = F.softplus(step.to(wide) + self.dt_bias)
+        step = (step * real[..., None]).mT  # (B, H, T); a pad: 0
+        decay = -self.A_log.to(wide).exp()[:, None] * step  # (B, H, T)
         state = x.new_zeros(B, self.n_heads, k.shape[-1], x.shape[-1])
         if cache is not None and cache.state is not None:
             state = cache.state
@@ -82,10 +90,13 @@ class Mamba2(nn.Module):
         heads, state = selective_scan(q, k, v, decay, state)
         if cache is not None:
             cache.inputs, cache.state = inputs, state
+            cache.length = S
         heads = heads + self.D[:, None, None] * x  # (B, H, T, Dv)
-        heads = heads.transpose(1, 2).reshape(B, T, -1) * F.silu(gate)
+        heads = heads.transpose(1, 2).reshape(B, T, -1)  # (B, T, H * Dv)
+        heads = heads * F.silu(gate.to(wide))
         heads = heads.unflatten(-1, (self.n_groups, -1))  # normed by group
         heads = F.rms_norm(heads, heads.shape[-1:], eps=self.norm.eps)
-        out = self.out_proj(heads.flatten(-2) * self.norm.weight)  # (B, T, E)
+        heads = heads.flatten(-2) * self.norm.weight  # (B, T, H * Dv)
+        out = self.out_proj(heads.to(gate.dtype))  # (B, T, E)
         back = order.argsort(dim=1)[..., None].expand(-1, -1, E)
         return out.gather(1, back)  # (B, T, E)

@@ -8,4 +8,5 @@ def merge(outs, lses):
     outs, lses = torch.stack(outs), torch.stack(lses)
     outs = outs.masked_fill(lses[..., None] == -torch.inf, 0)  # not 0 * NaN
     weights = lses.softmax(dim=0).nan_to_num(0.0)  # a query that sees no key
+    weights = weights.to(outs.dtype)  # lses may be wider than outs
     return (weights[..., None] * outs).sum(dim=0), lses.logsumexp(dim=0)

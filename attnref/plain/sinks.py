@@ -22,7 +22,7 @@ def add_sinks(out, lse, sinks):
     sink = sinks[:, None]  # (H, 1)
     low = torch.finfo(lse.dtype).min  # a query that sees no key has lse = -inf
     kept = (lse.clamp(min=low) - sink).sigmoid()  # (B, H, T)
-    return out * kept[..., None], torch.logaddexp(lse, sink)
+    return out * kept[..., None].to(out.dtype), torch.logaddexp(lse, sink)
 
 
 def streaming_mask(T, S, first, window):

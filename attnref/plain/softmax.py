@@ -13,6 +13,7 @@ def softmax(x, dim=-1):
 
 def online_softmax(x, chunk):
     """The same weights over the last axis, read in chunks."""
+    dtype, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))
     # The largest score so far: finite, or a row of -inf would give NaN.
     m = torch.full_like(x[..., :1], torch.finfo(x.dtype).min)
     total = torch.zeros_like(m)  # the sum of exp(x_j - m) so far
@@ -21,4 +22,4 @@ def online_softmax(x, chunk):
         total = total * (m - larger).exp()  # relative to the new maximum
         total = total + (part - larger).exp().sum(dim=-1, keepdim=True)
         m = larger
-    return ((x - m).exp() / total).nan_to_num(0.0)
+    return ((x - m).exp() / total).nan_to_num(0.0).to(dtype)
