@@ -30,6 +30,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from attnref import flex, fused, sdpa, split_kv
+from attnref.kernels.decode import decode as kernels_decode
+from attnref.kernels.flash import flash as kernels_flash
+from attnref.kernels.mla_decode import mla_decode
 from benchmarks.__main__ import entry, key, text
 from benchmarks.cores import (
     CAUSAL,
@@ -103,6 +106,28 @@ GOALS = [
         ("MLA-128", "fused", 0.4),
     )
 ]
+GOALS += [
+    Goal(
+        f"decode by a kernel, {heads}",
+        "decode",
+        tuple(("bfloat16", heads, batch, 131_072) for batch in (1, 16)),
+        "kernel",
+        "share",
+        least=0.6,
+    )
+    for heads in ("GQA-8", "MLA-16", "MLA-128")
+]
+GOALS.append(
+    Goal(
+        "prompt by a kernel, GQA",
+        "prefill",
+        (("bfloat16", "GQA", 16_384),),
+        "kernel",
+        "times as fast",
+        "is_causal, flash",
+        least=0.6,
+    )
+)
 
 
 def events(call: Call) -> float:
@@ -163,6 +188,8 @@ def decode(
     for name, backend in BACKENDS.items():
         ways[f"folded, {name}"] = forced(folded, backend)
     H, width, values = HEADS, WIDTH, WIDTH
+    lengths = torch.full((batch,), tokens, dtype=torch.int32, device=device)
+    ways["kernel"] = lambda q, k, v: kernels_decode(q, k, v, lengths)
     if heads != "MHA":
         ways["torch, repeat_interleave"] = repeated
         for name, backend in BACKENDS.items():
@@ -174,6 +201,9 @@ def decode(
             name: lambda q, x, way=way: way(q, x, x[..., :RANK])
             for name, way in ways.items()
         }
+        ways["kernel"] = lambda q, x: mla_decode(
+            q, x[:, 0], lengths, RANK, scale=LATENT**-0.5
+        )
     else:
         stored = tuple(
             random(batch, KV_HEADS[heads], tokens, width) for _ in "kv"
@@ -206,6 +236,7 @@ def prefill(device: str, dtype: str, shape: str, tokens: int) -> Timed:
         return flex(q, k, v, triangle(q), compiled=device != "cpu")
 
     ways["flex"] = flexible
+    ways["kernel"] = lambda q, k, v: kernels_flash(q, k, v)[0]
     truth = CAUSAL["sdpa"] if tokens <= 2048 else None
     H, _, D, Dv = SHAPES[shape]
     flops = H * tokens * (tokens + 1) * (D + Dv)
