@@ -1,0 +1,423 @@
+"""What an engine does where engines differ: computed, by small questions.
+
+An engine is a function `attend(q, k, v, ...)`; the options that it offers are
+the names of its parameters. Each behaviour is one small input, and its possible
+answers are computed here in float64. Five conventions are settled first, and
+all later answers are computed in them. An output that is no answer, or one that
+is always a fault, is compared with those of the catalogued mistakes, which run
+in the plain forms.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnref.judge.catalogue import PLAIN, Plain, catalogue, place_of
+from attnref.judge.differences import largest, largest_difference
+from attnref.words import Text, message
+
+OPTIONS = {"mask", "causal", "scale", "softcap", "sinks", "window", "dropout"}
+OPTIONS |= {"log_sum_exp"}
+# The functions of an adapter, and their first arguments. Only `attend` must be
+# there.
+FUNCTIONS = {
+    "attend": ("q", "k", "v"),
+    "gradients": ("q", "k", "v", "cotangent"),
+    "rotate": ("x", "positions", "theta"),
+}
+ENGINES = "attnref.judge.engines"
+REFUSED, ABSENT, OTHER = "refused", "not-offered", "other"
+TOLERANCE = 2e-3  # of the largest element: engines compute in float32
+Answers = dict[str, Tensor]
+
+
+class RefusalError(Exception):
+    """An engine raised an error: what it said."""
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """What is no mistake, but must be known to ask for more."""
+
+    scale: str = "width"
+    heads: str = "contiguous"
+    polarity: str = "true-may-attend"
+    alignment: str = "bottom-right"
+    window: str = "W"
+    dtype: torch.dtype = torch.float64  # in which answers are computed
+
+    def shared(self, x: Tensor, H: int) -> Tensor:
+        """Keys or values `(B, K, S, D)` of each query head `(B, H, S, D)`."""
+        G = H // x.shape[1]
+        if self.heads == "interleaved":
+            return x.repeat(1, G, 1, 1)
+        return x.repeat_interleave(G, dim=1)
+
+    def bools(self, mask: Tensor) -> Tensor:
+        """A mask, True = may attend, as the engine reads it."""
+        return mask if self.polarity == "true-may-attend" else ~mask
+
+    def attend(
+        self,
+        plain: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """The output by the plain forms, right or with a mistake in them."""
+        # Copies, since one of the mistakes is to write into the inputs.
+        H, dtype = q.shape[1], self.dtype
+        q, k, v = (self.shared(x.to(dtype), H).clone() for x in (q, k, v))
+        if self.scale == "one":
+            q = q * q.shape[-1] ** 0.5
+        if sinks is not None:
+            sinks = sinks.to(dtype)
+            out = plain.sinks.attention_with_sinks(q, k, v, sinks, mask)
+        elif softcap is not None or bias is not None:
+            form = plain.alibi.biased_attention
+            bias = None if bias is None else bias.to(dtype)
+            out = form(q, k, v, bias, softcap, mask)
+        else:
+            out = plain.attention.attention(q, k, v, mask)
+        assert isinstance(out, Tensor)
+        return out
+
+
+def first(outputs: list[Tensor]) -> Tensor:
+    return outputs[0]
+
+
+class Question(NamedTuple):
+    """Inputs of one call, and its answers by name.
+
+    `form` computes the output by plain forms that may have a mistake in them;
+    `faults` are answers which no convention explains; `read` takes from the
+    outputs what is compared.
+    """
+
+    inputs: dict[str, Any]
+    answers: Answers
+    form: Callable[[Any], Tensor] | None = None
+    faults: tuple[str, ...] = ()
+    tolerance: float = TOLERANCE
+    read: Callable[[list[Tensor]], Tensor] = first
+
+
+class Behaviour(NamedTuple):
+    id: str
+    text: Text  # what is asked
+    page: str  # where the site explains it
+    needs: tuple[str, ...] = ()  # options of the engine
+    call: str = "attend"  # or another of its functions
+
+
+class Answer(NamedTuple):
+    """How an engine behaves; `detail` is what it said or how far it is off."""
+
+    behaviour: str
+    engine: str
+    answer: str
+    mistake: str | None
+    page: str
+    detail: str = ""
+
+    def as_json(self) -> dict[str, str | None]:
+        return {
+            "behaviour": self.behaviour,
+            "engine": self.engine,
+            "is": self.answer,
+            "mistake": self.mistake,
+            "page": self.page,
+        }
+
+
+# ------------------------------------------------------------------- engines
+
+
+class Engine:
+    """A function of NumPy arrays or of tensors, whichever it takes."""
+
+    def __init__(self, name: str, module: Any, attend: str = "attend") -> None:
+        self.name, self.modified = name, False
+        self.expected: dict[str, str] = getattr(module, "EXPECTED", {})
+        names = {**dict.fromkeys(FUNCTIONS), "attend": attend}
+        found = {x: getattr(module, y or x, None) for x, y in names.items()}
+        self.functions = {x: y for x, y in found.items() if callable(y)}
+        if "attend" not in self.functions:
+            raise ValueError(message("{} has no function {}", name, attend))
+        parameters = inspect.signature(self.functions["attend"]).parameters
+        every = inspect.Parameter.VAR_KEYWORD
+        takes_all = any(x.kind == every for x in parameters.values())
+        self.options = {x for x in OPTIONS if takes_all or x in parameters}
+        # Options without a default are passed, too, where none is asked for.
+        self.blank = {
+            x: False if x == "causal" else None
+            for x in self.options & parameters.keys()
+            if parameters[x].default is inspect.Parameter.empty
+        }
+        kinds = ["numpy", "torch"]
+        if hasattr(module, "torch"):
+            kinds.reverse()
+        self.arrays = next(filter(self._takes, kinds), kinds[0])
+
+    def offers(self, behaviour: Behaviour) -> bool:
+        needs = self.options.issuperset(behaviour.needs)
+        return needs and behaviour.call in (*self.functions, "inputs")
+
+    def _takes(self, arrays: str) -> bool:
+        self.arrays, x = arrays, torch.ones(1, 1, 1, 2)
+        try:
+            self("attend", {"q": x, "k": x, "v": x})
+        except RefusalError:
+            return False
+        return True
+
+    def __call__(self, function: str, inputs: dict[str, Any]) -> list[Tensor]:
+        arrays = {
+            name: self._array(x) if isinstance(x, Tensor) else x
+            for name, x in inputs.items()
+        }
+        options = {**(self.blank if function == "attend" else {}), **arrays}
+        tensors = [options.pop(name) for name in FUNCTIONS[function]]
+        try:
+            output = self.functions[function](*tensors, **options)
+            several = isinstance(output, tuple | list)
+            outputs = [*map(as_tensor, output if several else [output])]
+        except Exception as error:
+            raise RefusalError(one_line(error)) from error
+        self.modified |= any(
+            distance(as_tensor(arrays[name]), x) > 0
+            for name, x in inputs.items()
+            if isinstance(x, Tensor)
+        )
+        return outputs
+
+    def _array(self, x: Tensor) -> Any:
+        return (
+            x.clone() if self.arrays == "torch" else x.numpy().copy(order="K")
+        )
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def as_tensor(output: Any) -> Tensor:
+    """The output of any library: a tensor, or what NumPy can read."""
+    if isinstance(output, Tensor):
+        return output.detach()
+    import numpy
+
+    return torch.from_numpy(numpy.array(output))
+
+
+def load(path: str) -> Engine:
+    """An adapter: `my_engine.py`, or `my_engine.py:attend`."""
+    file, _, function = path.partition(":")
+    name = Path(file).stem
+    spec = importlib.util.spec_from_file_location(name, file)
+    if not Path(file).is_file() or spec is None or spec.loader is None:
+        raise ValueError(message("there is no file {}", file))
+    module = importlib.util.module_from_spec(spec)
+    folder = str(Path(file).resolve().parent)
+    sys.path.insert(0, folder)  # as for a script: what lies beside it
+    try:
+        spec.loader.exec_module(module)
+        return Engine(name, module, function or "attend")
+    except Exception as error:
+        raise ValueError(message("{}: {}", file, one_line(error))) from error
+    finally:
+        sys.path.remove(folder)
+
+
+def known() -> dict[str, Path]:
+    """The adapters of this package, by the names of their engines."""
+    folder = Path(__file__).with_name("engines")
+    return {x.stem: x for x in sorted(folder.glob("[!_]*.py"))}
+
+
+def builtin(name: str) -> Engine:
+    """One of these adapters: a module of the package, since in a folder of
+    its own on the path it would hide the library that it calls."""
+    try:
+        return Engine(name, importlib.import_module(f"{ENGINES}.{name}"))
+    except ImportError as error:
+        raise ValueError(message("{}: {}", name, one_line(error))) from error
+
+
+def installed() -> list[str]:
+    """The engines whose libraries are installed here."""
+    result = []
+    for name, path in known().items():
+        library = path.read_text("utf-8").partition("Needs ")[2].split(".")[0]
+        if all(importlib.util.find_spec(x) for x in library.split(", ")):
+            result.append(name)
+    return result
+
+
+# ---------------------------------------------------------------- comparing
+
+
+def distance(output: Tensor, answer: Tensor) -> float:
+    """The largest difference, of the largest element; infinite if one is NaN
+    or infinite where the other is not, or the shapes differ."""
+    return largest_difference(output, answer) / (largest(answer) or 1.0)
+
+
+def nearest(output: Tensor, question: Question) -> tuple[str, float]:
+    """The answer that the output is, or OTHER; and the least distance."""
+    gaps = {x: distance(output, y) for x, y in question.answers.items()}
+    name = min(gaps, key=gaps.__getitem__)
+    return (name if gaps[name] <= question.tolerance else OTHER), gaps[name]
+
+
+# The functions of plain forms that compute what an engine does: attention
+# alone, without projections.
+FORMS = {
+    f"{PLAIN}attention": ("attention",),
+    f"{PLAIN}masks": ("causal_mask", "window_mask"),
+    f"{PLAIN}alibi": ("biased_attention",),
+    f"{PLAIN}sinks": ("attention_with_sinks",),
+}
+
+
+@cache
+def wrong_forms() -> tuple[tuple[str, Plain], ...]:
+    """These plain forms with each mistake that the catalogue has in them."""
+    return tuple(
+        (mistake.id, Plain(variant))
+        for mistake in catalogue().values()
+        for variant in mistake.variants
+        if all(
+            place_of(lines)[:1]
+            and place_of(lines)[0] in FORMS.get(lines.module, ())
+            for lines in variant
+        )
+    )
+
+
+@cache
+def question_of(id: str, conventions: Conventions) -> Question:
+    questions = importlib.import_module("attnref.judge.questions")
+    ask: Callable[[Conventions], Question]
+    ask = getattr(questions, id.replace("-", "_"))
+    return ask(conventions)
+
+
+@cache
+def wrong_outputs(
+    id: str, conventions: Conventions
+) -> tuple[tuple[str, Tensor], ...]:
+    """What each mistake computes, in double precision and in single."""
+    outputs = []
+    for dtype in (torch.float64, torch.float32):
+        form = question_of(id, replace(conventions, dtype=dtype)).form
+        if form is None:
+            return ()
+        for mistake, plain in wrong_forms():
+            try:
+                outputs.append((mistake, form(plain)))
+            except Exception:  # these sizes do not fit into that mistake
+                continue
+    return tuple(outputs)
+
+
+def mistakes_of(output: Tensor, id: str, conventions: Conventions) -> list[str]:
+    """The catalogued mistakes whose output this is, the nearest first."""
+    gaps = sorted(
+        (distance(output, wrong), mistake)
+        for mistake, wrong in wrong_outputs(id, conventions)
+    )
+    tolerance = question_of(id, conventions).tolerance
+    near = [mistake for gap, mistake in gaps if gap <= tolerance]
+    return [*dict.fromkeys(near)]
+
+
+def ask(
+    engine: Engine, behaviour: Behaviour, conventions: Conventions
+) -> tuple[Answer, list[str]]:
+    """The answer, and the mistakes that would give it."""
+    id, page = behaviour.id, behaviour.page
+
+    def answer(name: str, detail: str = "") -> Answer:
+        if len(detail) > 200:  # what is wrong may stand at either end
+            detail = f"{detail[:60]} ... {detail[-130:]}"
+        return Answer(id, engine.name, name, None, page, detail)
+
+    if not engine.offers(behaviour):
+        return answer(ABSENT), []
+    if behaviour.call == "inputs":  # those of all calls before
+        if engine.modified:
+            return answer("modified"), ["input-modified"]
+        return answer("unchanged"), []
+    question = question_of(id, conventions)
+    try:
+        output = question.read(engine(behaviour.call, question.inputs))
+    except RefusalError as refusal:
+        return answer(REFUSED, str(refusal)), []
+    name, gap = nearest(output, question)
+    if name not in (OTHER, *question.faults):
+        return answer(name), []
+    off = message("off by {} of the largest element", f"{gap:.2g}")
+    mistakes = mistakes_of(output, id, conventions)
+    return answer(name, off if name == OTHER else ""), mistakes
+
+
+def conform(engine: Engine) -> list[Answer]:
+    """All behaviours of an engine, in the order of the table.
+
+    Several mistakes may have the same output; of these that one is named which
+    explains most of the answers.
+    """
+    conventions, rows = Conventions(), []
+    for behaviour in behaviours().values():
+        answer, mistakes = ask(engine, behaviour, conventions)
+        field = SETTLES.get(behaviour.id)
+        if field and answer.answer not in (ABSENT, REFUSED, OTHER):
+            choice: dict[str, Any] = {field: answer.answer}
+            conventions = replace(conventions, **choice)
+        rows.append((answer, mistakes))
+    explained = Counter(x for _, mistakes in rows for x in mistakes)
+    return [
+        answer._replace(mistake=max(mistakes, key=explained.__getitem__))
+        if mistakes
+        else answer
+        for answer, mistakes in rows
+    ]
+
+
+# The behaviours that settle in which conventions the later ones are asked.
+SETTLES = {
+    "default-scale": "scale",
+    "head-order": "heads",
+    "mask-polarity": "polarity",
+    "alignment": "alignment",
+    "window-count": "window",
+}
+
+
+@cache
+def behaviours() -> dict[str, Behaviour]:
+    """All that are asked, from questions.toml."""
+    text = Path(__file__).with_name("questions.toml").read_text("utf-8")
+    result = {}
+    for id, fields in tomllib.loads(text).items():
+        words = Text(fields.pop("en"), fields.pop("zh"))
+        needs = tuple(fields.pop("needs", ()))
+        result[id] = Behaviour(id, words, needs=needs, **fields)
+    return result
