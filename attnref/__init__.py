@@ -67,6 +67,7 @@ _HOMES = {
         "crossover",
         "form_of",
     ],
+    "layers.mlstm": ["MLSTM"],
     "layers.mqa": ["MultiQueryAttention", "multi_query_loop"],
     "layers.short_conv": ["ShortConvolution"],
     "layers.block": ["Block", "Decoder", "SwiGLU", "greedy", "sampled"],
@@ -83,13 +84,14 @@ __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
 )
 # These read files of the package: they are not in __all__, and so in no copy.
 _TOOLS = {
-    "check.checker": ["Report", "Verdict", "check"],
+    "judge.checker": ["Report", "Verdict", "check"],
     "released.configured": ["ConfiguredAttention", "attention_from_config"],
     "released.generate": ["file_of"],
     "released.record": ["AttentionRecord", "attention_of"],
 }
 _TOOL_NAMES = [name for names in _TOOLS.values() for name in names]
-_FOLDERS = sorted({"plain", *(home.partition(".")[0] for home in _HOMES)})
+_APART = ["kernels", "plain"]  # their files are imported one by one, by names
+_FOLDERS = sorted({*_APART, *(home.partition(".")[0] for home in _HOMES)})
 
 
 def __getattr__(name: str) -> Any:
@@ -110,8 +112,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}{meant}", name=name
         )
-    if name == "plain":  # its files are imported one by one, by their names
-        return import_module(f"{__name__}.plain")
+    if name in _APART:
+        return import_module(f"{__name__}.{name}")
     for home, names in _HOMES.items():
         module = import_module(f"{__name__}.{home}")
         globals().update({name: getattr(module, name) for name in names})

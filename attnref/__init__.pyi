@@ -2,9 +2,6 @@
 from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
 from attnref.caches.ring import RingKVCache
 from attnref.caches.state import StateCache, state_of
-from attnref.check.checker import check as check
-from attnref.check.report import Report as Report
-from attnref.check.report import Verdict as Verdict
 from attnref.core.biases import Alibi, Bias, RelativeBias
 from attnref.core.flash import flash, flash_lse
 from attnref.core.flex import flex
@@ -47,6 +44,9 @@ from attnref.core.scaling import (
 from attnref.core.sdpa import Attend, Scores, attention_weights, sdpa
 from attnref.core.sinks import add_sinks
 from attnref.core.softmax import online_softmax, softmax
+from attnref.judge.checker import check as check
+from attnref.judge.report import Report as Report
+from attnref.judge.report import Verdict as Verdict
 from attnref.layers.block import Block, Decoder, SwiGLU, greedy, sampled
 from attnref.layers.convert import (
     dequantised,
@@ -69,6 +69,7 @@ from attnref.layers.mla import (
     crossover,
     form_of,
 )
+from attnref.layers.mlstm import MLSTM
 from attnref.layers.mqa import MultiQueryAttention, multi_query_loop
 from attnref.layers.short_conv import ShortConvolution
 from attnref.released.configured import (
@@ -103,6 +104,7 @@ __all__ = [
     "LightningAttention",
     "Llama3",
     "LongRope",
+    "MLSTM",
     "Mamba2",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from attnref import __version__
-from attnref.check.words import wrapped
-from attnref.commands import check, copy, kv, match, vectors
+from attnref.commands import check, conform, copy, diff, kv, match, vectors
+from attnref.judge.words import wrapped
 from attnref.words import language_of_locale, message, speaking
+
+INSTALL = "pip install {}"
 
 
 class Help(argparse.HelpFormatter):
@@ -64,9 +66,11 @@ def _run(arguments: Sequence[str], prog: str) -> str:
     commands = top.add_subparsers(metavar="command", dest="command")
     kv.add_to(commands)
     copy.add_to(commands)
+    diff.add_to(commands)
     check.add_to(commands)
     vectors.add_to(commands)
     match.add_to(commands)
+    conform.add_to(commands)
     args = top.parse_args(arguments)
     if args.command is None:
         return top.format_help().removesuffix("\n")
@@ -74,6 +78,14 @@ def _run(arguments: Sequence[str], prog: str) -> str:
         return str(args.run(args))
     except BrokenPipeError:
         raise
+    except ModuleNotFoundError as error:
+        # No command needs more than torch brings, and some need nothing.
+        if not error.name or error.name.startswith("attnref"):
+            raise
+        missing = message(
+            "it needs {}: {}", error.name, INSTALL.format(error.name)
+        )
+        top.exit(2, f"{prog} {args.command}: error: {missing}\n")
     except (OSError, ValueError) as error:
         top.exit(2, f"{prog} {args.command}: error: {error}\n")
 

@@ -1,4 +1,4 @@
-"""attnref check: what is wrong with somebody's attention, by name."""
+"""attnref check: test a solution of an exercise, and name its mistake."""
 
 import argparse
 import csv
@@ -9,21 +9,22 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from attnref.check.process import NO_NUMPY, SECONDS, check_file
-from attnref.check.tasks import TASKS, stub, task
-from attnref.check.words import WORDS, wrapped
+from attnref.judge.process import NO_NUMPY, SECONDS, check_file
+from attnref.judge.tasks import TASKS, stub, task
+from attnref.judge.words import WORDS, wrapped
 from attnref.words import add_language, language_of_locale, message
 
-WRITES = "EXERCISE.py"
-EVERY = 0.5  # seconds from one look at a watched file to the next
+STUB = "EXERCISE.py"  # stands for the file named after the exercise
+INTERVAL = 0.5  # seconds from one look at a watched file to the next
 SUFFIXES = (".py", ".ipynb")
 COLUMNS = ("file", "exercise", "passed", "points", "maximum")
 
 
-def a_time(text: str) -> float:
+def seconds_of(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
@@ -35,13 +36,13 @@ def a_time(text: str) -> float:
     return seconds
 
 
-def listed(language: str) -> str:
-    """The exercises, and what a solution of each defines."""
-    wide = max(map(len, TASKS))
+def listing(language: str) -> str:
+    """The exercises, and the signatures that each asks for."""
+    width = max(map(len, TASKS))
     lines = []
     for name, exercise in TASKS.items():
-        lines.append(f"{name:{wide}}  {getattr(exercise.title, language)}")
-        lines += [f"{'':{wide}}    {each}" for each in exercise.signatures]
+        lines.append(f"{name:{width}}  {getattr(exercise.title, language)}")
+        lines += [f"{'':{width}}    {x}" for x in exercise.signatures]
     return "\n".join(lines)
 
 
@@ -51,20 +52,20 @@ def run(options: argparse.Namespace) -> str:
         if options.exercise or options.stub:
             word = "list" if options.list else "explain"
             raise ValueError(message("--{} does not take an exercise", word))
-        return (
-            listed(language)
-            if options.list
-            else explained(options.explain, language)
-        )
+        if options.list:
+            return listing(language)
+        return explain(options.explain, language)
     if not options.exercise:
         raise ValueError(message("pass an exercise; --list prints all"))
     if options.stub:
-        return stubbed(task(options.exercise), options.stub, language)
-    # Not resolved: what a link leads to does not lie below its name.
+        return write_stub(task(options.exercise), options, language)
+    if options.force:
+        raise ValueError(message("--force goes with --stub"))
+    # A link is not resolved: its target does not lie below its name.
     folder = Path(options.exercise).absolute()
-    skipped = list[str]()
+    others = list[str]()
     if folder.is_dir() and not options.file:
-        files, skipped = in_folder(folder)
+        files, others = files_in(folder)
     else:
         name = task(options.exercise)
         if not options.file:
@@ -76,78 +77,92 @@ def run(options: argparse.Namespace) -> str:
             )
         path = Path(options.file).resolve()
         if not path.is_file():
-            what = "{} is a folder" if path.is_dir() else "{} does not exist"
-            raise ValueError(message(what, options.file))
+            text = "{} is a folder" if path.is_dir() else "{} does not exist"
+            raise ValueError(message(text, options.file))
         files = [(name, path)]
-    # Before torch is imported: its threads cost more than they give here.
+    # Set before torch is imported: its threads cost more than they save here.
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     warnings.filterwarnings("ignore", NO_NUMPY)
-    for passed, text in checked(files, skipped, folder, language, options):
+    for passed, text in results(files, others, folder, language, options):
         if passed and not options.watch:
             return text
         print(text, flush=True)
     raise SystemExit(1)
 
 
-def checked(
+def results(
     files: list[tuple[str, Path]],
-    skipped: list[str],
+    others: list[str],
     folder: Path,
     language: str,
     options: argparse.Namespace,
 ) -> Iterator[tuple[bool, str]]:
-    """Whether all files pass, and what to print; with --watch, again and again
-    when one of them has changed."""
+    """Check the files; yield whether all pass, and the text to print. With
+    --watch, do so again whenever one of them has changed."""
     while True:
-        before = [path.stat().st_mtime_ns for _, path in files]
+        times = [path.stat().st_mtime_ns for _, path in files]
         reports = [
             check_file(name, path, language=language, seconds=options.timeout)
             for name, path in files
         ]
-        data = [report.as_json() for report in reports]
         start = 0 if options.file else len(f"{folder}/")
-        names = (str(path)[start:] for _, path in files)
-        every: dict[str, dict[str, Any]] = dict(zip(names, data, strict=True))
-        for name in skipped:
-            every[name] = dict.fromkeys(("exercise", "passed", "points"))
-            every[name]["error"] = getattr(WORDS["skipped"], language)
-        results = [{"file": name, **every[name]} for name in sorted(every)]
+        names = [str(path)[start:] for _, path in files]
+        rows = [
+            {"file": name} | report.as_json()
+            for name, report in zip(names, reports, strict=True)
+        ]
+        rows += (row_of_other(name, language) for name in others)
+        rows.sort(key=itemgetter("file"))
         if options.json:
-            output = data[0] if options.file else results
+            output = reports[0].as_json() if options.file else rows
             text = json.dumps(output, ensure_ascii=False, indent=2)
         elif options.file:
             colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
             text = reports[0].text(colour=colour, show=options.show)
         else:
-            text = points(results, language)
+            text = points(rows, language)
         if options.csv:
-            with open(options.csv, "w", encoding="utf-8-sig", newline="") as to:
-                rows = csv.writer(to)
-                rows.writerow([*COLUMNS, "why"])
-                rows.writerows(
-                    [*map(x.get, COLUMNS), why(x, language)] for x in results
-                )
+            write_table(options.csv, rows, language)
         yield all(report.passed for report in reports), text
         if not options.watch:
             return
-        while before == [path.stat().st_mtime_ns for _, path in files]:
-            time.sleep(EVERY)
+        while times == [path.stat().st_mtime_ns for _, path in files]:
+            time.sleep(INTERVAL)
 
 
-def stubbed(name: str, to: str, language: str) -> str:
-    text = stub(name, language)
-    if to == "-":
+def row_of_other(name: str, language: str) -> dict[str, Any]:
+    """The row of a file that is named after no exercise."""
+    error = getattr(WORDS["skipped"], language)
+    empty = dict.fromkeys(("exercise", "passed", "points"))
+    return {"file": name} | empty | {"error": error}
+
+
+def write_table(path: str, rows: list[dict[str, Any]], language: str) -> None:
+    with open(path, "w", encoding="utf-8-sig", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*COLUMNS, "why"])
+        for row in rows:
+            table.writerow([*map(row.get, COLUMNS), fault_of(row, language)])
+
+
+def write_stub(name: str, options: argparse.Namespace, language: str) -> str:
+    """Print or write the file to fill in."""
+    text, target = stub(name, language), options.stub
+    if target == "-":
         return text.removesuffix("\n")
-    path = Path(to if to != WRITES else f"{name}.py")
+    path = Path(target if target != STUB else f"{name}.py")
+    mode = "w" if options.force else "x"
     try:
-        with open(path, "x", encoding="utf-8", newline="\n") as new:
-            new.write(text)
+        with open(path, mode, encoding="utf-8", newline="\n") as file:
+            file.write(text)
     except FileExistsError:
-        raise ValueError(message("{} already exists", path)) from None
+        raise ValueError(
+            message("{} already exists; --force overwrites it", path)
+        ) from None
     return message("{}: {} lines", path, len(text.splitlines()))
 
 
-def in_folder(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
+def files_in(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
     """The files named by an exercise, `gqa.py` or `gqa of Ann (1).ipynb`, and
     the names of all others."""
     files, others = list[tuple[str, Path]](), list[str]()
@@ -156,10 +171,10 @@ def in_folder(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
         hidden = any(part.startswith((".", "__pyc")) for part in name.parts)
         if hidden or path.suffix not in SUFFIXES or not path.is_file():
             continue
-        named = re.sub(r"\W+", "_", path.stem.lower())
-        fits = [n for n in TASKS if f"{named}_".startswith(f"{n}_")]
-        if fits:
-            files.append((max(fits, key=len), path))
+        stem = re.sub(r"\W+", "_", path.stem.lower())
+        exercises = [n for n in TASKS if f"{stem}_".startswith(f"{n}_")]
+        if exercises:
+            files.append((max(exercises, key=len), path))
         else:
             others.append(str(name))
     if not files:
@@ -169,37 +184,40 @@ def in_folder(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
     return files, others
 
 
-def why(data: dict[str, Any], language: str) -> str:
+def fault_of(row: dict[str, Any], language: str) -> str:
     """What is wrong with a file, in a few words."""
-    failed = (x["title"] for x in data.get("properties", ()) if not x["passed"])
-    named = [x["title"] for ids in data.get("mistakes", ())[:1] for x in ids]
+    failures = (
+        x["title"] for x in row.get("properties", ()) if not x["passed"]
+    )
+    titles = [x["title"] for ids in row.get("mistakes", ())[:1] for x in ids]
     comma = getattr(WORDS["and"], language)
-    return comma.join(named) or data["error"] or next(failed, "")
+    return comma.join(titles) or row["error"] or next(failures, "")
 
 
-def points(results: list[dict[str, Any]], language: str) -> str:
-    """A line per file: its points, of how many, and what is wrong."""
-    wide = max(len(x["file"]) for x in results)
+def points(rows: list[dict[str, Any]], language: str) -> str:
+    """A line per file: its points, the maximum, and what is wrong."""
+    width = max(len(row["file"]) for row in rows)
     lines = []
-    for each in results:
-        of = " " * 5
-        if each["exercise"]:
-            of = f"{each['points']:2}/{each['maximum']:<2}"
-        lines.append(
-            f"{each['file']:{wide}}  {of}  {why(each, language)}".rstrip()
-        )
+    for row in rows:
+        score = " " * 5
+        if row["exercise"]:
+            score = f"{row['points']:2}/{row['maximum']:<2}"
+        line = f"{row['file']:{width}}  {score}  {fault_of(row, language)}"
+        lines.append(line.rstrip())
     note = wrapped(getattr(WORDS["points"], language), "")
     return "\n".join([*lines, "", *note])
 
 
-def explained(id: str, language: str) -> str:
-    from attnref.check.catalogue import catalogue
-    from attnref.check.report import explanation
+def explain(id: str, language: str) -> str:
+    from attnref.judge.catalogue import catalogue
+    from attnref.judge.gradients import backward
+    from attnref.judge.report import explanation
     from attnref.words import hint
 
-    if id not in catalogue():
-        meant = hint(id, {each: each for each in catalogue()})
-        raise ValueError(message("there is no mistake {!r}", id) + meant)
+    names = [*catalogue(), *backward()]
+    if id not in names:
+        end = hint(id, {name: name for name in names})
+        raise ValueError(message("there is no mistake {!r}", id) + end)
     return explanation(id, language)
 
 
@@ -209,7 +227,12 @@ def add_to(commands: Any) -> None:
         help="test your own attention, and name the mistake in it",
         description="Check that a solution of an exercise has the properties "
         "it must have, and name the mistake if it is a known one. Exit code: "
-        "0 if all hold, 1 if not, 2 if the command is wrong.",
+        "0 if all hold, 1 if not, 2 if the command is wrong. Gradients are "
+        "judged where there is a graph of autograd: code in NumPy or under "
+        "no_grad has none, and does not fail for it. The file runs "
+        "with your rights: it can read your files and use the network. On "
+        "Linux with Landlock it can write only in a temporary folder; "
+        "elsewhere it can write and delete what you can.",
         epilog=message("example: {}", "%(prog)s gqa my_gqa.py"),
     )
     add = parser.add_argument
@@ -227,10 +250,11 @@ def add_to(commands: Any) -> None:
     add(
         "--stub",
         nargs="?",
-        const=WRITES,
+        const=STUB,
         metavar="FILE",
         help="write the file to fill in, EXERCISE.py unless named; - prints it",
     )
+    add("--force", action="store_true", help="overwrite existing files")
     add("--json", action="store_true", help="for programs")
     add(
         "--csv", metavar="FILE", help="write the points of a folder, as a table"
@@ -238,7 +262,7 @@ def add_to(commands: Any) -> None:
     add_language(parser)
     add(
         "--timeout",
-        type=a_time,
+        type=seconds_of,
         default=SECONDS,
         metavar="S",
         help="seconds of computing that the file may take (%(default)g; more "
@@ -249,8 +273,8 @@ def add_to(commands: Any) -> None:
 
 
 def _take_options_anywhere(parser: argparse.ArgumentParser) -> None:
-    """argparse alone refuses a file behind an option: `check gqa --json x.py`,
-    as an exercise without a file is complete."""
+    """Let a file stand behind an option: `check gqa --json x.py`. argparse by
+    itself refuses it, since an exercise without a file is complete."""
 
     def parse(*words: Any) -> Any:
         del vars(parser)["parse_known_args"]

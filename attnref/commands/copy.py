@@ -1,9 +1,11 @@
 """attnref copy: one file, or one folder, that runs without the package.
 
-Of a subject with a plain form, that file as it is. Of all else, and with
---full, nothing is kept by hand: the package's own source is read as a syntax
-tree, and what the asked names need is put together from it, torch aside. Code
-that would mean something else in a copy is refused, with its place.
+A plain form is copied as it is. For all other names, and with --full, the copy
+is made from the package's own source in three steps: `read` finds the imports
+and definitions of a module in its syntax tree, `definitions_for` collects those
+that the names need, and `one_file` joins their lines. `folder_files` copies
+whole modules. Code that would mean something else in a copy is refused, with
+its place.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnref.check.words import wide
+from attnref.judge.words import wide
 from attnref.words import (
     LICENCE,
     add_language,
@@ -52,49 +54,55 @@ class Definition(NamedTuple):
 
 
 class Module(NamedTuple):
-    about: str  # the first line of its docstring
+    title: str  # the first line of its docstring
     imports: dict[str, Import]
     definitions: dict[str, Definition]
-    refused: str  # what a copy of it cannot hold; "" if nothing
+    refusal: str  # why a copy cannot hold it, "" if it can
 
 
 @cache
 def read(module: str) -> Module:
-    """`core.sdpa`: its imports and definitions, by name."""
+    """The imports and definitions of a module, `core.sdpa`, by name."""
     text = path_of(module).read_text(encoding="utf-8")
     lines, tree = text.splitlines(), ast.parse(text)
     imports: dict[str, Import] = {}
     definitions: dict[str, Definition] = {}
-    first, last, refused = tree.body[0], "", ""
+    start, previous, refusal = tree.body[0], "", ""
     for node in _statements(tree.body):
-        name = _bound(node)
-        why = _refused(node, definitions, last)
-        if why and not refused:
+        name = _name_of(node)
+        reason = _refusal(node, definitions, previous)
+        if reason and not refusal:
             place = f"{source_of(module)}:{node.lineno}"
-            refused = f"{place}: {why}, which a copy cannot hold"
+            refusal = f"{place}: {reason}, which a copy cannot hold"
         if isinstance(node, ast.Import | ast.ImportFrom):
-            of = getattr(node, "module", None)
-            for a in node.names:
-                local = a.asname or a.name
-                imports[local] = Import(
-                    of or a.name, a.name if of else "", local
-                )
+            for imported in _imports_of(node):
+                imports[imported.local] = imported
         else:
-            # Of a function with overloads, all that bind its name are one.
-            first = first if name == last else node
-            own = _text(lines, first, node)
-            definitions[name] = Definition(module, name, own, _used(own))
-        last = name
-    about = (ast.get_docstring(tree) or "").split("\n")[0]
-    return Module(about, imports, definitions, refused)
+            # The overloads of a function and the function are one definition.
+            start = start if name == previous else node
+            code = _text(lines, start, node)
+            definitions[name] = Definition(module, name, code, _used(code))
+        previous = name
+    title = (ast.get_docstring(tree) or "").split("\n")[0]
+    return Module(title, imports, definitions, refusal)
 
 
-def copied(module: str) -> Module:
-    """The same, of a module that may be copied."""
-    here = read(module)
-    if here.refused:
-        raise ValueError(here.refused)
-    return here
+def _imports_of(node: ast.Import | ast.ImportFrom) -> Iterator[Import]:
+    module = getattr(node, "module", None)
+    for alias in node.names:
+        local = alias.asname or alias.name
+        if module:
+            yield Import(module, alias.name, local)
+        else:
+            yield Import(alias.name, "", local)
+
+
+def read_for_copy(module: str) -> Module:
+    """The same, or an error if a copy cannot hold the module."""
+    contents = read(module)
+    if contents.refusal:
+        raise ValueError(contents.refusal)
+    return contents
 
 
 def path_of(module: str) -> Path:
@@ -107,21 +115,22 @@ def source_of(module: str) -> str:
 
 
 def text_of(module: str) -> str:
-    """Its file as it is, without markers."""
+    """The text of a module's file without markers."""
     lines = path_of(module).read_text(encoding="utf-8").split("\n")
     text = "\n".join(x for x in lines if not MARKER.fullmatch(x))
     return re.sub(r"\n{4,}", "\n\n\n", text).strip("\n") + "\n"
 
 
 def imported_by(module: str) -> list[str]:
-    """The modules of the package that it imports from."""
-    modules = (i.module for i in read(module).imports.values())
-    ours = (m.removeprefix(OURS) for m in modules if m.startswith(OURS))
-    return list(dict.fromkeys(ours))
+    """The modules of the package that a module imports from."""
+    modules = (x.module for x in read(module).imports.values())
+    stems = (m.removeprefix(OURS) for m in modules if m.startswith(OURS))
+    return list(dict.fromkeys(stems))
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those that a copy needs; what is imported for types alone, it has."""
+    """The statements that a copy needs: not docstrings, and what is imported
+    under `if TYPE_CHECKING` as if it stood alone."""
     typing = ("if TYPE_CHECKING:", "if typing.TYPE_CHECKING:")
     for node in body:
         if (
@@ -136,8 +145,8 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield node
 
 
-def _bound(node: ast.stmt) -> str:
-    """The name that a statement defines, if it is one name."""
+def _name_of(node: ast.stmt) -> str:
+    """The name that a statement defines, "" if it is not one name."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return node.name
     targets = node.targets if isinstance(node, ast.Assign) else []
@@ -147,17 +156,18 @@ def _bound(node: ast.stmt) -> str:
     return names[0] if len(names) == len(targets) == 1 else ""
 
 
-def _refused(node: ast.stmt, before: Container[str], last: str) -> str:
-    """What a statement does that it would not do in a copy; "" if nothing.
+def _refusal(node: ast.stmt, definitions: Container[str], previous: str) -> str:
+    """What a statement does that it would not do in a copy, "" if nothing.
 
-    `before` are the names that the module has defined so far.
+    `definitions` are the names that the module has defined so far, `previous`
+    is the last one.
     """
     if isinstance(node, ast.Import | ast.ImportFrom):
-        return _import_refused(node)
-    name = _bound(node)
+        return _import_refusal(node)
+    name = _name_of(node)
     if not name:
         return f"`{ast.unparse(node).splitlines()[0]}` at the top of a file"
-    if name in before and name != last:
+    if name in definitions and name != previous:
         return f"a second {name}"
     for part in ast.walk(node):
         if isinstance(part, ast.Import | ast.ImportFrom | ast.Name):
@@ -165,49 +175,50 @@ def _refused(node: ast.stmt, before: Container[str], last: str) -> str:
             if code == "__file__" or " attnref" in code:
                 return f"`{code}` within {name}"
     for decorator in getattr(node, "decorator_list", []):
-        whole = getattr(decorator, "func", decorator)
+        # The decorator itself may be of the module, its arguments may not.
+        function = getattr(decorator, "func", decorator)
         for part in ast.walk(decorator):
             if (
                 isinstance(part, ast.Name)
-                and part is not whole
-                and part.id in before
+                and part is not function
+                and part.id in definitions
             ):
                 return f"`@{ast.unparse(decorator)}`"
     return ""
 
 
-def _import_refused(node: ast.Import | ast.ImportFrom) -> str:
+def _import_refusal(node: ast.Import | ast.ImportFrom) -> str:
     code = f"`{ast.unparse(node)}`"
     if isinstance(node, ast.Import):
-        ours = any(a.name.split(".")[0] == "attnref" for a in node.names)
-        deep = any("." in a.name and not a.asname for a in node.names)
-        return f"{code} without a name of its own" if ours or deep else ""
+        package = any(a.name.split(".")[0] == "attnref" for a in node.names)
+        dotted = any("." in a.name and not a.asname for a in node.names)
+        return f"{code} without a name of its own" if package or dotted else ""
     module = node.module or ""
     if node.level or module in ("attnref", "__future__"):
         return code
-    for a in node.names:
-        if a.name == "*":
+    for alias in node.names:
+        if alias.name == "*":
             return code
-        inner = f"{module}.{a.name}".removeprefix(OURS)
-        if module.startswith(OURS) and (a.asname or path_of(inner).exists()):
+        path = path_of(f"{module}.{alias.name}".removeprefix(OURS))
+        if module.startswith(OURS) and (alias.asname or path.exists()):
             return f"{code}, not a name as it is"
     return ""
 
 
-def _text(lines: list[str], node: ast.stmt, last: ast.stmt) -> str:
+def _text(lines: list[str], first: ast.stmt, last: ast.stmt) -> str:
     """The lines from one statement to another and the comment above them."""
-    decorators = getattr(node, "decorator_list", [])
-    first = min([node.lineno, *(d.lineno for d in decorators)]) - 1
-    while first and lines[first - 1].startswith("#"):
-        if MARKER.fullmatch(lines[first - 1]):
+    decorators = getattr(first, "decorator_list", [])
+    start = min([first.lineno, *(d.lineno for d in decorators)]) - 1
+    while start and lines[start - 1].startswith("#"):
+        if MARKER.fullmatch(lines[start - 1]):
             break
-        first -= 1
-    own = lines[first : last.end_lineno]
-    return "\n".join(x for x in own if not MARKER.fullmatch(x))
+        start -= 1
+    code = lines[start : last.end_lineno]
+    return "\n".join(x for x in code if not MARKER.fullmatch(x))
 
 
 def _used(text: str) -> frozenset[str]:
-    """The names from outside that a definition reads."""
+    """The names that a definition reads and does not define."""
 
     def globals_of(table: symtable.SymbolTable, top: bool) -> Iterator[str]:
         for symbol in table.get_symbols():
@@ -216,29 +227,29 @@ def _used(text: str) -> frozenset[str]:
         for child in table.get_children():
             yield from globals_of(child, False)
 
-    quoted = {
+    names = {
         name
         for node in ast.walk(ast.parse(text))
         for field in ("annotation", "returns")
-        for name in _quoted(getattr(node, field, None))
+        for name in _names_in_strings(getattr(node, field, None))
     }
     table = symtable.symtable(text, "", "exec")
-    return frozenset(quoted.union(globals_of(table, True)))
+    return frozenset(names.union(globals_of(table, True)))
 
 
-def _quoted(annotation: ast.AST | None) -> Iterator[str]:
+def _names_in_strings(annotation: ast.AST | None) -> Iterator[str]:
     """Names in the strings of an annotation: "Rule", not Literal["half"]."""
     if isinstance(annotation, ast.Constant):
         if isinstance(annotation.value, str):
-            inside = ast.walk(ast.parse(annotation.value, mode="eval"))
-            yield from (n.id for n in inside if isinstance(n, ast.Name))
+            nodes = ast.walk(ast.parse(annotation.value, mode="eval"))
+            yield from (n.id for n in nodes if isinstance(n, ast.Name))
     elif isinstance(annotation, ast.Subscript) and (
         ast.unparse(annotation.value).endswith("Literal")
     ):
         return
     elif annotation is not None:
         for child in ast.iter_child_nodes(annotation):
-            yield from _quoted(child)
+            yield from _names_in_strings(child)
 
 
 @cache
@@ -256,7 +267,8 @@ def public() -> dict[str, str]:
 
 
 def files() -> dict[str, list[str]]:
-    """`gqa`: the public names that its copy is made for, all but loop forms."""
+    """The public names of each file, `gqa`, that its copy holds: all but loop
+    forms."""
     stems: dict[str, list[str]] = {}
     for name, module in public().items():
         if not name.endswith("_loop"):
@@ -265,13 +277,14 @@ def files() -> dict[str, list[str]]:
 
 
 def plain() -> dict[str, Path]:
-    """The files of the plain forms, by what one asks for."""
+    """The files of the plain forms by name."""
     folder = PACKAGE / "plain"
     return {path.stem: path for path in sorted(folder.glob("[!_.]*.py"))}
 
 
 def plain_form(words: list[str]) -> Path | None:
-    """The plain form that is asked for: alone, since it stands alone."""
+    """The plain form of these words, if they ask for one. It stands alone, so
+    an error if they ask for more."""
     names = [w for w in ",".join(words).lower().split(",") if w]
     stems = (re.sub(r"^plain[/.]|\.py$", "", w) for w in names)
     forms = [plain().get(stem.replace("-", "_")) for stem in stems]
@@ -287,7 +300,8 @@ def plain_form(words: list[str]) -> Path | None:
 
 
 def names_for(words: Iterable[str]) -> list[str]:
-    """Public names; that of a file stands for all in it but its loop forms.
+    """The public names of some words: a name, or a file for all names in it
+    but loop forms.
 
     Examples:
         >>> names_for(["gqa", "KVCache", "attnref/layers/mha.py"])
@@ -296,59 +310,59 @@ def names_for(words: Iterable[str]) -> list[str]:
         Traceback (most recent call last):
         ValueError: there is no 'sofmax'; did you mean softmax, online_softmax?
     """
-    stems, alone = files(), {name.lower(): [name] for name in public()}
+    by_file, by_name = files(), {name.lower(): [name] for name in public()}
     folders = {module.partition(".")[0] for module in public().values()}
     names: dict[str, None] = {}
     for word in filter(None, ",".join(words).split(",")):
-        plain = word.strip().lower().replace("-", "_")
-        *way, stem = re.split(r"[/.]", plain.removesuffix(".py"))
+        path = word.strip().lower().replace("-", "_")
+        *parents, stem = re.split(r"[/.]", path.removesuffix(".py"))
         # softmax is a name and a file: softmax.py, core.softmax mean the file.
-        file = plain.endswith(".py") or folders.intersection(way[-1:])
-        known = alone | stems if file else stems | alone
+        is_file = path.endswith(".py") or folders.intersection(parents[-1:])
+        known = by_name | by_file if is_file else by_file | by_name
         if stem not in known:
-            meanings = {n: n if n in stems else known[n][0] for n in known}
-            meant = hint(stem, meanings) or message("; --list prints all names")
-            raise ValueError(message("there is no {!r}", word) + meant)
+            texts = {n: n if n in by_file else known[n][0] for n in known}
+            end = hint(stem, texts) or message("; --list prints all names")
+            raise ValueError(message("there is no {!r}", word) + end)
         names |= dict.fromkeys(known[stem])
     return list(names)
 
 
-def needed(names: Iterable[str], module: str = "") -> list[Definition]:
-    """The definitions that these names need, dependencies first; of public
-    names, or of those of one module."""
-    reached: set[tuple[str, str]] = set()
+def definitions_for(names: Iterable[str], module: str = "") -> list[Definition]:
+    """All definitions that some names need, dependencies first. The names are
+    public, or those of one module."""
+    keys: set[tuple[str, str]] = set()
 
-    def reach(module: str, name: str) -> None:
-        here = copied(module)
-        ours = here.imports.get(name)
-        if name in here.definitions:
-            if (module, name) not in reached:
-                reached.add((module, name))
-                for used in here.definitions[name].uses:
-                    reach(module, used)
-        elif ours and ours.module.startswith(OURS):
-            reach(ours.module.removeprefix(OURS), ours.name)
+    def visit(module: str, name: str) -> None:
+        contents = read_for_copy(module)
+        imported = contents.imports.get(name)
+        if name in contents.definitions:
+            if (module, name) not in keys:
+                keys.add((module, name))
+                for word in contents.definitions[name].uses:
+                    visit(module, word)
+        elif imported and imported.module.startswith(OURS):
+            visit(imported.module.removeprefix(OURS), imported.name)
 
     for name in names:
-        reach(module or public()[name], name)
+        visit(module or public()[name], name)
     return [
         definition
-        for module in with_imported(module for module, _ in sorted(reached))
+        for module in with_imported(module for module, _ in sorted(keys))
         for name, definition in read(module).definitions.items()
-        if (module, name) in reached
+        if (module, name) in keys
     ]
 
 
 def with_imported(modules: Iterable[str]) -> list[str]:
-    """These modules and all that they import, each after those it imports."""
+    """Some modules and all that they import, each after its imports."""
     ordered: list[str] = []
-    seen: set[str] = set()
+    visited: set[str] = set()
 
     def visit(module: str) -> None:
-        if module not in seen:
-            seen.add(module)
-            for imported in imported_by(module):
-                visit(imported)
+        if module not in visited:
+            visited.add(module)
+            for name in imported_by(module):
+                visit(name)
             ordered.append(module)
 
     for module in modules:
@@ -357,149 +371,158 @@ def with_imported(modules: Iterable[str]) -> list[str]:
 
 
 def one_file(names: Iterable[str], address: str = "", module: str = "") -> str:
-    """A module that holds these names and all that they need.
+    """A module that holds some names and all that they need.
 
-    The header says where it is from: `address`, if one is known. Nothing else
-    depends on it. Names that are not public are of one `module`, and no
-    command makes a copy of them.
+    Its header gives the `address` of the source, if one is known; nothing else
+    depends on it. Names that are not public are those of one `module`; no
+    command copies them.
     """
     names = list(names)
-    definitions = needed(names, module)
-    outside = {
+    definitions = definitions_for(names, module)
+    imports = {
         imported
         for definition in definitions
         for local, imported in read(definition.module).imports.items()
         if local in definition.uses and not imported.module.startswith(OURS)
     }
-    there = _one_meaning_each(definitions, outside)
-    parts = dict.fromkeys(
+    sources = _sources(definitions, imports)
+    parts = dict.fromkeys(  # a heading for the first definition of a module
         part
         for d in definitions
-        for part in (
-            _heading(d.module),
-            _without_strange_examples(d.text, there),
-        )
+        for part in (_heading(d.module), _own_examples(d.text, sources))
     )
-    first, *others = parts
+    heading, *texts = parts
     command = "" if module else f"Made by: {_command(names)}"
-    head = [_header(names, address, command), _imports(outside), first]
-    return "\n\n\n".join(["\n\n".join(filter(None, head)), *others]) + "\n"
+    head = [_header(names, address, command), _import_lines(imports), heading]
+    return "\n\n\n".join(["\n\n".join(filter(None, head)), *texts]) + "\n"
 
 
 def _header(names: list[str], address: str, command: str) -> str:
     lines = [
-        *_wrapped(f"{', '.join(names)}: one file that needs only torch.", 77),
+        *_wrap(f"{', '.join(names)}: one file that needs only torch.", 77),
         "",
         f"Cut from attnref {version()}. {LICENCE}",
         *([f"Source: {address}"] if address else []),
-        *_wrapped(command),
+        *_wrap(command),
     ]
     return '"""' + "\n".join(lines) + '\n"""'
 
 
 def _command(names: list[str]) -> str:
-    words, left = [], dict.fromkeys(names)
-    for stem, own in files().items():
-        if {*own} <= left.keys():
+    """The command that copies these names, with files where it can."""
+    words, rest = [], [*dict.fromkeys(names)]
+    for stem, members in files().items():
+        if {*members} <= {*rest}:
             words.append(f"{stem}.py")
-            left = {name: None for name in left if name not in own}
-    return f"python -m attnref copy --full {' '.join([*words, *left])}"
+            rest = [name for name in rest if name not in members]
+    return f"python -m attnref copy --full {' '.join([*words, *rest])}"
 
 
 def _heading(module: str) -> str:
     file = source_of(module).removeprefix("attnref/")
-    return "\n".join(
-        f"# {x}" for x in [file, *_wrapped(read(module).about, 78)]
-    )
+    lines = [file, *_wrap(read(module).title, 78)]
+    return "\n".join(f"# {line}" for line in lines)
 
 
-def _wrapped(text: str, width: int = 80) -> list[str]:
+def _wrap(text: str, width: int = 80) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False)
 
 
-def _one_meaning_each(
-    definitions: list[Definition], outside: set[Import]
+def _sources(
+    definitions: list[Definition], imports: set[Import]
 ) -> dict[str, str]:
-    """Where each name of a copy comes from; one that would be two is refused,
-    and one that would be found by code which means Python's own."""
-    meant: dict[str, str] = {}
-    sources = [(d.name, f"attnref.{d.module}") for d in definitions]
-    sources += [(i.local, f"{i.module}.{i.name}") for i in sorted(outside)]
-    for name, source in sources:
-        if meant.setdefault(name, source) != source:
+    """Where each name of a copy comes from. A name with two sources is refused,
+    and one that would hide a name of Python which some code reads."""
+    sources: dict[str, str] = {}
+    pairs = [(d.name, f"attnref.{d.module}") for d in definitions]
+    pairs += [(i.local, f"{i.module}.{i.name}") for i in sorted(imports)]
+    for name, source in pairs:
+        if sources.setdefault(name, source) != source:
             raise ValueError(
                 message(
-                    "{} is defined in {} and in {}", name, meant[name], source
+                    "{} is defined in {} and in {}", name, sources[name], source
                 )
             )
     for d in definitions:
-        here = read(d.module)
-        for name in d.uses - {*here.definitions, *here.imports}:
-            if name in meant:
+        contents = read(d.module)
+        for name in d.uses - {*contents.definitions, *contents.imports}:
+            if name in sources:
                 raise ValueError(
                     message(
                         "{} is Python's own in attnref.{}, and defined in {}",
                         name,
                         d.module,
-                        meant[name],
+                        sources[name],
                     )
                 )
-    return meant
+    return sources
 
 
-def _without_strange_examples(text: str, there: Iterable[str]) -> str:
-    """Examples that need what the file does not hold are left out."""
+def _own_examples(text: str, names: Iterable[str]) -> str:
+    """Leave out the examples that need other names than those of the copy."""
     lines = text.splitlines()
-    for part in ast.walk(ast.parse(text)):
-        if not isinstance(part, ast.ClassDef | ast.FunctionDef):
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
             continue
-        doc = part.body[0]
-        if not ast.get_docstring(part) or doc.end_lineno is None:
+        doc = node.body[0]
+        if not ast.get_docstring(node) or doc.end_lineno is None:
             continue
-        rows = range(doc.lineno - 1, doc.end_lineno - 1)
-        at = next((i for i in rows if lines[i].strip() == "Examples:"), None)
-        if at is None:
-            continue
-        shown = map(str.strip, lines[at : doc.end_lineno])
-        code = "\n".join(x[4:] for x in shown if x[:4] in (">>> ", "... "))
-        table = symtable.symtable(code, "", "exec")
-        own = {s.get_name() for s in table.get_symbols() if s.is_assigned()}
-        own |= {s.get_name() for s in table.get_symbols() if s.is_imported()}
-        strange = _used(code) - {*there} - own - {*dir(builtins)}
-        if strange or "from attnref" in code:
-            del lines[at - 1 : doc.end_lineno - 1]
-            if at - 2 == doc.lineno - 1:  # a line is left: the quotes join it
-                lines[at - 2 : at] = [lines[at - 2] + lines[at - 1].strip()]
-            return _without_strange_examples("\n".join(lines), there)
+        start, end = doc.lineno - 1, doc.end_lineno - 1  # the quotes
+        rows = [n for n in range(start, end) if lines[n].strip() == "Examples:"]
+        if rows and _needs_others(lines[rows[0] : end + 1], names):
+            row = rows[0]
+            del lines[row - 1 : end]  # with the empty line above
+            if row - 2 == start:  # one line is left: the quotes join it
+                lines[start:row] = [lines[start] + lines[row - 1].strip()]
+            return _own_examples("\n".join(lines), names)
     return text
 
 
-def _imports(outside: set[Import]) -> str:
-    """Merged, in the order that isort has: Python's own, then torch."""
+def _needs_others(lines: list[str], names: Iterable[str]) -> bool:
+    """Whether the examples in these lines read names beyond those given, their
+    own and Python's."""
+    shown = map(str.strip, lines)
+    code = "\n".join(x[4:] for x in shown if x[:4] in (">>> ", "... "))
+    symbols = symtable.symtable(code, "", "exec").get_symbols()
+    local = {
+        s.get_name() for s in symbols if s.is_assigned() or s.is_imported()
+    }
+    others = _used(code) - {*names} - local - {*dir(builtins)}
+    return bool(others) or "from attnref" in code
+
+
+def _import_lines(imports: set[Import]) -> str:
+    """The imports as isort writes them: Python's own, then torch."""
     blocks = []
-    for ours in (True, False):
-        plain: list[str] = []
-        whole: dict[str, list[Import]] = {}
-        for i in sorted(outside):
-            own = i.module.split(".")[0] in sys.stdlib_module_names
-            if own is ours and i.name:
-                whole.setdefault(i.module, []).append(i)
-            elif own is ours:
+    for standard in (True, False):
+        lines: list[str] = []
+        by_module: dict[str, list[Import]] = {}
+        for i in sorted(imports):
+            top = i.module.split(".")[0]
+            if (top in sys.stdlib_module_names) is not standard:
+                continue
+            if i.name:
+                by_module.setdefault(i.module, []).append(i)
+            else:
                 alias = "" if i.local == i.module else f" as {i.local}"
-                plain.append(f"import {i.module}{alias}")
-        plain += [_from(module, whole[module]) for module in sorted(whole)]
-        blocks += ["\n".join(plain)] if plain else []
+                lines.append(f"import {i.module}{alias}")
+        lines += [
+            _from(module, by_module[module]) for module in sorted(by_module)
+        ]
+        blocks += ["\n".join(lines)] if lines else []
     return "\n\n".join(blocks)
 
 
-def _from(module: str, imported: list[Import]) -> str:
-    def kind(i: Import) -> tuple[int, str]:
+def _from(module: str, imports: list[Import]) -> str:
+    """`from module import ...`: constants, then classes, then functions."""
+
+    def rank(i: Import) -> tuple[int, str]:
         constant = i.name.isupper() and len(i.name) > 1
         return (0 if constant else 2 - i.name[0].isupper(), i.name)
 
     words = [
         i.name if i.name == i.local else f"{i.name} as {i.local}"
-        for i in sorted(imported, key=kind)
+        for i in sorted(imports, key=rank)
     ]
     line = f"from {module} import {', '.join(words)}"
     if len(line) > 80:
@@ -507,23 +530,23 @@ def _from(module: str, imported: list[Import]) -> str:
     return line
 
 
-def a_folder(names: Iterable[str]) -> dict[str, str]:
-    """The files that these names need, as they are but for their imports.
+def folder_files(names: Iterable[str]) -> dict[str, str]:
+    """The texts of the files that some names need, by path.
 
-    They import each other relatively: the folder may have any name, and stand
-    within any package.
+    The files import each other relatively, so that the folder may have any name
+    and stand within any package.
     """
     names = list(names)
     files: dict[str, str] = {}
     for module in with_imported(public()[name] for name in names):
-        here, text = copied(module), text_of(module)
+        contents, text = read_for_copy(module), text_of(module)
         path = path_of(module).relative_to(PACKAGE)
-        up = "." * (module.count(".") + 1)
+        dots = "." * (module.count(".") + 1)
         if ">>> from attnref" in text:
-            there = {*here.definitions, *here.imports}
-            text = _without_strange_examples(text, there) + "\n"
+            local = {*contents.definitions, *contents.imports}
+            text = _own_examples(text, local) + "\n"
         files[path.as_posix()] = re.sub(
-            r"^( *from )attnref\.", rf"\g<1>{up}", text, flags=re.M
+            r"^( *from )attnref\.", rf"\g<1>{dots}", text, flags=re.M
         )
         for folder in path.parents:
             files.setdefault((folder / "__init__.py").as_posix(), "")
@@ -531,28 +554,28 @@ def a_folder(names: Iterable[str]) -> dict[str, str]:
     for name in names:
         home = f".{public()[name]}"
         homes.setdefault(home, []).append(Import(home, name, name))
-    quoted = "".join(f'    "{name}",\n' for name in sorted(names))
+    strings = "".join(f'    "{name}",\n' for name in sorted(names))
     files["__init__.py"] = (
         f'"""Copied from attnref {version()}. {LICENCE}"""\n\n'
         + "\n".join(_from(home, homes[home]) for home in sorted(homes))
-        + f"\n\n__all__ = [\n{quoted}]\n"
+        + f"\n\n__all__ = [\n{strings}]\n"
     )
     return dict(sorted(files.items()))
 
 
-def listed() -> str:
-    """What may be asked for: files, then names, and how long a copy is."""
+def listing() -> str:
+    """A table of the plain forms, files and names, and how long a copy is."""
     rows = [("plain form", "lines", "what it is")]
     for stem, path in plain().items():
         text = path.read_text(encoding="utf-8")
-        about = (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
+        title = (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
         word = stem.replace("_", "-")
-        rows.append((word, str(len(text.splitlines())), about))
+        rows.append((word, str(len(text.splitlines())), title))
     rows += [("", "", ""), ("--full", "lines", "what it stands for")]
-    alone = {name.lower() for name in public()}
+    lower = {name.lower() for name in public()}
     for stem, names in files().items():
-        # softmax is the function, and block the class.
-        word = f"{stem}.py" if stem in alone else stem.replace("_", "-")
+        # `softmax` is the function and `block` the class, not the file.
+        word = f"{stem}.py" if stem in lower else stem.replace("_", "-")
         rows.append((word, _length(names), ", ".join(names)))
     rows += [("", "", ""), ("name", "lines", "where it is defined")]
     for name, module in public().items():
@@ -561,9 +584,9 @@ def listed() -> str:
     margin = " " * (widest + 9)
     lines = list[str]()
     for row in rows:
-        word, n, what = map(message, row)
-        space = " " * (widest - wide(word)), " " * (7 - wide(n))
-        line = f"{word}{space[0]}{space[1]}{n}  {what}"
+        word, length, title = map(message, row)
+        space = " " * (widest - wide(word) + 7 - wide(length))
+        line = f"{word}{space}{length}  {title}"
         lines.append(textwrap.fill(line, 80, subsequent_indent=margin))
     return "\n".join(lines)
 
@@ -578,7 +601,9 @@ def run(options: argparse.Namespace) -> str:
             raise ValueError(
                 message("--list does not take names: it prints all")
             )
-        return listed()
+        return listing()
+    if options.dequantise and not options.config:
+        raise ValueError(message("--dequantise is for files of --config"))
     if options.config:
         if options.names or options.full or options.folder:
             raise ValueError(
@@ -586,27 +611,24 @@ def run(options: argparse.Namespace) -> str:
             )
         from attnref.released.generate import file_of
 
-        return _written(options, file_of(options.config))
+        text = file_of(options.config, dequantise=options.dequantise)
+        return _write_file(options, text)
     full = options.full or options.folder
     form = None if full else plain_form(options.names)
     names = [] if form else names_for(options.names)
     if not names and not form:
         raise ValueError(message("pass one or more names; --list prints all"))
-
-    def one() -> str:
-        if form:
-            return form.read_text(encoding="utf-8")
-        return one_file(names, address())
-
-    if not options.folder:
-        return _written(options, one())
-    top = Path(options.folder)
-    texts = {top / file: text for file, text in a_folder(names).items()}
-    return _stored(options, top, texts)
+    if options.folder:
+        top = Path(options.folder)
+        texts = {top / file: x for file, x in folder_files(names).items()}
+        return _write(options, top, texts)
+    if form:
+        return _write_file(options, form.read_text(encoding="utf-8"))
+    return _write_file(options, one_file(names, address()))
 
 
-def _written(options: argparse.Namespace, text: str) -> str:
-    """One file, printed or stored."""
+def _write_file(options: argparse.Namespace, text: str) -> str:
+    """Print one file, or write it."""
     if options.output in (None, "-"):
         return text.removesuffix("\n")
     top = Path(options.output)
@@ -614,13 +636,14 @@ def _written(options: argparse.Namespace, text: str) -> str:
         raise ValueError(
             message("{} is a folder; pass it as --folder", options.output)
         )
-    return _stored(options, top, {top: text})
+    return _write(options, top, {top: text})
 
 
-def _stored(
+def _write(
     options: argparse.Namespace, top: Path, texts: dict[Path, str]
 ) -> str:
-    _check_room(texts, options.force)
+    """Write files, all below `top`, and return a line for each."""
+    _check_paths(texts, options.force)
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="\n")
@@ -628,23 +651,24 @@ def _stored(
         message("{}: {} lines", path, len(text.splitlines()))
         for path, text in texts.items()
     ]
-    return "\n".join([*lines, *_noted(top, texts)])
+    return "\n".join([*lines, *_notes(top, texts)])
 
 
-def _check_room(texts: Iterable[Path], force: bool) -> None:
-    """Nothing is written unless all can be."""
-    for path in texts:
-        for place in path.parents:
-            if place.exists() and not place.is_dir():
-                raise ValueError(message("{} is a file, not a folder", place))
+def _check_paths(paths: Iterable[Path], force: bool) -> None:
+    """Refuse paths that cannot be written, before anything is written."""
+    for path in paths:
+        for folder in path.parents:
+            if folder.exists() and not folder.is_dir():
+                raise ValueError(message("{} is a file, not a folder", folder))
         if path.exists() and not force:
             raise ValueError(
                 message("{} already exists; --force overwrites it", path)
             )
 
 
-def _noted(top: Path, texts: Container[Path]) -> Iterator[str]:
-    """What to know of what was written: nobody removes what else is there."""
+def _notes(top: Path, texts: Container[Path]) -> Iterator[str]:
+    """Notes about other files in the folder, and names that Python cannot
+    import."""
     for folder in sorted({m.partition(".")[0] for m in public().values()}):
         for path in sorted((top / folder).glob("*.py")):
             if path not in texts and path.stat().st_size:
@@ -678,6 +702,11 @@ def add_to(commands: Any) -> None:
         "--config",
         metavar="FILE",
         help="every layer of a model, from its config.json, as one file",
+    )
+    parser.add_argument(
+        "--dequantise",
+        action="store_true",
+        help="with --config: a file that loads quantised weights, too",
     )
     parser.add_argument(
         "--full", action="store_true", help="the package's form of a subject"

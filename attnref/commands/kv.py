@@ -5,11 +5,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
-from attnref.check.words import WORDS, speaker, wide
+from attnref.judge.words import WORDS, speaker, wide
+from attnref.numbers.engines import ENGINES, allocated
 from attnref.numbers.kv_memory import (
     DTYPES,
     Storage,
@@ -33,7 +35,10 @@ from attnref.numbers.shapes import (
     Model,
     Recurrent,
 )
+from attnref.numbers.weights import Share, device_bytes
 from attnref.released.devices import devices, find_device
+from attnref.released.from_config import model_from_config
+from attnref.released.record import Config, families, read_config
 from attnref.released.specs import find_model, models
 from attnref.words import (
     add_language,
@@ -52,20 +57,20 @@ UNITS = {
 
 def count_of(text: str) -> int:
     """131072, 131,072, 128K (K = 1024) or 1e6; 0 if the text is none."""
-    number = r"(\d{1,18}|\d{1,3}(?:[,_\s]\d{3}){1,5})([KM]?)"
-    power = r"(\d{1,9})(?:\.(\d{1,9}))?E\+?(\d{1,2})"
+    plain = r"(\d{1,18}|\d{1,3}(?:[,_\s]\d{3}){1,5})([KM]?)"
+    scientific = r"(\d{1,9})(?:\.(\d{1,9}))?E\+?(\d{1,2})"
     text = text.strip().upper()
-    if match := re.fullmatch(number, text):
+    if match := re.fullmatch(plain, text):
         unit = {"K": 1024, "M": 1024**2}.get(match[2], 1)
         return int(re.sub(r"[,_\s]", "", match[1])) * unit
-    if match := re.fullmatch(power, text):
-        whole, part, zeros = match[1], match[2] or "", int(match[3])
-        if zeros >= len(part):
-            return int(whole + part + "0" * (zeros - len(part)))
+    if match := re.fullmatch(scientific, text):
+        digits, decimals, power = match[1], match[2] or "", int(match[3])
+        if power >= len(decimals):
+            return int(digits + decimals + "0" * (power - len(decimals)))
     return 0
 
 
-def refused(text: str, *values: object) -> argparse.ArgumentTypeError:
+def refusal(text: str, *values: object) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(message(text, *values))
 
 
@@ -73,7 +78,7 @@ def a_count(text: str) -> int:
     """A whole number of at least 1."""
     if count := count_of(text):
         return count
-    raise refused(
+    raise refusal(
         "{!r} is not a whole number of at least 1, such as 4096, 128K or 1e6",
         text,
     )
@@ -87,7 +92,7 @@ def a_size(text: str) -> int:
     unit = UNITS.get(match[2].replace("I", "i")) if match else None
     if match and unit and (n := int(Fraction(match[1]) * unit)):
         return n
-    raise refused("{!r} is not a size with a unit, such as 80GiB", text)
+    raise refusal("{!r} is not a size with a unit, such as 80GiB", text)
 
 
 def weights(text: str) -> int | Storage | str:
@@ -99,7 +104,7 @@ def weights(text: str) -> int | Storage | str:
     try:
         return dtype_called(text)
     except ValueError as error:
-        raise refused(
+        raise refusal(
             "{!r} is neither a size with a unit, such as 141GB, nor a dtype: "
             "{}",
             text,
@@ -109,9 +114,20 @@ def weights(text: str) -> int | Storage | str:
 
 def a_share(text: str) -> Fraction:
     """More than 0 and at most 1: 0.9."""
-    if re.fullmatch(r"\d?\.\d{1,9}|1", text) and Fraction(text) <= 1:
+    if re.fullmatch(r"\d?\.\d{1,9}|1", text) and 0 < Fraction(text) <= 1:
         return Fraction(text)
-    raise refused("{!r} is not a share such as 0.9", text)
+    raise refusal("{!r} is not a share such as 0.9", text)
+
+
+def a_rate(text: str) -> Fraction:
+    """Bytes in a second, from bits or bytes: 400Gb or 50GB, also 400Gb/s."""
+    match = re.fullmatch(
+        r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT]?)([bB])(?:/s|ps)?", text.strip()
+    )
+    if match and (rate := Fraction(match[1])):
+        unit = UNITS[f"{match[2]}B"]
+        return Fraction(rate * unit, 8 if match[3] == "b" else 1)
+    raise refusal("{!r} is not a rate such as 400Gb or 50GB", text)
 
 
 def a_scale(text: str) -> tuple[int, int]:
@@ -119,7 +135,7 @@ def a_scale(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,3})/(\d{1,6})", text.strip())
     if match and int(match[1]) and int(match[2]):
         return int(match[1]), int(match[2])
-    raise refused(
+    raise refusal(
         "{!r} is not a scale such as 16/32: its bits, and how many elements "
         "share it",
         text,
@@ -127,7 +143,7 @@ def a_scale(text: str) -> tuple[int, int]:
 
 
 def kinds(language: str) -> dict[str, str]:
-    """What `describe` says, but for what other words of the caller replace."""
+    """The words of `describe`, by name. A caller may pass others."""
     return {
         name.removeprefix("kind "): getattr(text, language)
         for name, text in WORDS.items()
@@ -143,80 +159,118 @@ def describe(group: Group, words: Mapping[str, str]) -> str:
         matrix = f"{group.key_dim}{words['by']}{group.value_dim}"
         return words["states"].format(group.state_heads, matrix)
     if isinstance(group, Mla):
-        what = f"MLA {group.kv_lora_rank} + {group.qk_rope_head_dim}"
-        what += "" if group.rotated else words["nope"]
+        text = f"MLA {group.kv_lora_rank} + {group.qk_rope_head_dim}"
+        text += "" if group.rotated else words["nope"]
     elif isinstance(group, Compressed):
-        what = words["shared"].format(group.dim)
-        what += words["window"].format(f"{group.sliding_window:,}")
+        text = words["shared"].format(group.dim)
+        text += words["window"].format(f"{group.sliding_window:,}")
         if group.ratio is not None:
-            what += words["entries"].format(group.ratio)
+            text += words["entries"].format(group.ratio)
     else:
         widths = dict.fromkeys((group.head_dim, group.v_head_dim))
-        what = f"{group.variant} {group.q_heads or '?'}/{group.kv_heads}"
-        what += words["heads"].format(words["and"].join(map(str, widths)))
+        text = f"{group.variant} {group.q_heads or '?'}/{group.kv_heads}"
+        text += words["heads"].format(words["and"].join(map(str, widths)))
         if group.window is not None:
             name = "chunk" if isinstance(group, Chunked) else "window"
-            what += words[name].format(f"{group.window:,}")
+            text += words[name].format(f"{group.window:,}")
     if group.index_dim:
-        what += words["index"].format(group.index_dim)
-    return what
+        text += words["index"].format(group.index_dim)
+    return text
 
 
-def replicated(model: Model, ranks: int) -> dict[str, Fraction]:
-    """What more devices than heads have several times, and how often."""
-    times: dict[str, Fraction] = {}
+def copies_of(model: Model, ranks: int) -> dict[str, Fraction]:
+    """What more devices than heads store several times, and how often."""
+    copies: dict[str, Fraction] = {}
     for group in model.groups:
         kv = "latent" if isinstance(group, Mla) else "heads"
         for store in group.stores:
             name = kv if store.role == "kv" else store.role
-            each = max(Fraction(ranks, store.heads), times.get(name, 0))
-            if each > 1:
-                times[name] = Fraction(each)
-    return times
+            times = max(Fraction(ranks, store.heads), copies.get(name, 0))
+            if times > 1:
+                copies[name] = Fraction(times)
+    return copies
 
 
 def number(n: Fraction) -> int | float:
     return n.numerator if n.denominator == 1 else float(n)
 
 
-def result(
-    model: Model,
-    *,
-    tokens: Sequence[int],
-    batch: int,
-    dtype: str | Storage,
-    ranks: int,
-    budget: int | None,
-    weights: int | Storage | None,
-    language: str = "en",
-    dp_attention: bool = False,
-    block: int = 1,
-    prefix: int = 0,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Use:
+    """What a model is used for, on which devices, and in which formats."""
+
+    tokens: Sequence[int]
+    batch: int
+    dtype: str | Storage  # of the cache
+    ranks: int
+    dp_attention: bool  # each device has its own sequences, with all heads
+    block: int
+    prefix: int
+    budget: int | None  # bytes per device
+    weights: int | Storage | Sequence[Share] | None
+    link: Fraction | None  # bytes in a second, per device
+
+    @property
+    def head_ranks(self) -> int:
+        """Over how many devices the heads are split."""
+        return 1 if self.dp_attention else self.ranks
+
+    @property
+    def device_batch(self) -> int:
+        """How many sequences a device has."""
+        return -(-self.batch // self.ranks) if self.dp_attention else self.batch
+
+    @property
+    def cache(self) -> dict[str, Any]:
+        """How the cache is stored, as the functions of kv_memory take it."""
+        return {
+            "dtype": self.dtype,
+            "ranks": self.head_ranks,
+            "block": self.block,
+            "prefix": self.prefix,
+        }
+
+
+def report(model: Model, use: Use, language: str) -> dict[str, Any]:
     """Everything that is printed about a model; --json prints it as it is."""
+    weights = weight_report(model, use)
+    return {
+        **cache_report(model, use, language),
+        **source_report(model),
+        **kernel_report(model, use),
+        **link_report(model, use),
+        **sent_report(model, use),
+        **weights,
+        **budget_report(model, use, weights.get("weight_bytes", 0)),
+    }
+
+
+def cache_report(model: Model, use: Use, language: str) -> dict[str, Any]:
+    """What the cache of a model is made of, and its size."""
     say, words = speaker(language), kinds(language)
-    all_ranks, all_sequences = ranks, batch
-    copies = replicated(model, ranks)
-    if dp_attention:  # each device has its own sequences, with all heads
-        copies = {"attention": Fraction(ranks)}
-        ranks, batch = 1, -(-batch // ranks)
-    how: dict[str, Any] = {"dtype": dtype, "ranks": ranks}
-    shipped = (name for name, other in models().items() if other.shipped)
-    storage, added = storage_of(model, dtype, shipped), growth(model, **how)
-    how |= {"block": block, "prefix": prefix}
+    dtype, ranks = use.dtype, use.head_ranks
+    ids = (id for id, known in models().items() if known.shipped)
+    storage = storage_of(model, dtype, ids)
+    token = growth(model, dtype=dtype, ranks=ranks)
+    copies = copies_of(model, ranks)
+    if use.dp_attention:
+        copies = {"attention": Fraction(use.ranks)}
 
     def bytes_of(model: Model) -> dict[int, int]:
-        return {t: kv_bytes(model, t, batch=batch, **how) for t in tokens}
+        batch = use.device_batch
+        return {
+            t: kv_bytes(model, t, batch=batch, **use.cache) for t in use.tokens
+        }
 
-    row: dict[str, Any] = {
+    return {
         "id": model.id,
         "name": model.name,
         "max_context": model.max_context or None,
-        "batch": all_sequences,
+        "batch": use.batch,
         "dtype": dtype if isinstance(dtype, str) else dtype._asdict(),
-        "ranks": all_ranks,
-        "block": block,
-        "prefix": prefix,
+        "ranks": use.ranks,
+        "block": use.block,
+        "prefix": use.prefix,
         "groups": [
             {
                 "layers": group.layers,
@@ -227,11 +281,17 @@ def result(
             }
             for group in model.groups
         ],
-        "token_bytes": {n: number(x) for n, x in added._asdict().items()},
+        "token_bytes": {n: number(x) for n, x in token._asdict().items()},
         "state_bytes": state_bytes(model, ranks=ranks),
         "replicated": {say(f"kv {n}"): number(x) for n, x in copies.items()},
         "kv_bytes": bytes_of(model),
         "reserved_bytes": bytes_of(reserved(model)),
+    }
+
+
+def source_report(model: Model) -> dict[str, Any]:
+    """Where the shape of a model is from, and what is known of it besides."""
+    row: dict[str, Any] = {
         "params": model.params,
         "confidence": model.confidence,
         "sources": dict(model.sources),
@@ -242,26 +302,91 @@ def result(
             row[name] = {source.label: source.url}
     if model.unread:
         row["unread"] = list(model.unread)
-    if dtype == "fp8" and model.shipped:
-        row["kernels"] = number(growth(model, dtype="shipped").later)
-    if budget is None:
-        return row
-    if isinstance(weights, Storage):
-        if dp_attention:
-            attention = replace(model, params=model.attention_params)
-            row["attention_bytes"] = weight_bytes(attention, weights)
-        row["weight_bytes"] = weight_bytes(
-            model, weights, ranks=all_ranks, dp_attention=dp_attention
-        )
-    elif weights is not None:
-        row["weight_bytes"] = -(-weights // ranks)
-    left = budget - row.get("weight_bytes", 0)
-    return row | {
+    return row
+
+
+def kernel_report(model: Model, use: Use) -> dict[str, Any]:
+    """What the kernels of a model store where FP8 is asked for."""
+    if use.dtype != "fp8" or not model.shipped:
+        return {}
+    return {"kernels": number(growth(model, dtype="shipped").later)}
+
+
+def link_report(model: Model, use: Use) -> dict[str, Any]:
+    """Seconds in which each device sends its part of a sequence to another."""
+    if use.link is None:
+        return {}
+    alone = {**use.cache, "prefix": 0}
+    return {
+        "transfer_seconds": {
+            t: float(kv_bytes(model, t, **alone) / use.link) for t in use.tokens
+        }
+    }
+
+
+def sent_report(model: Model, use: Use) -> dict[str, Any]:
+    """What a device sends in a layer if the longest text is split by tokens."""
+    if use.ranks == 1 or use.dp_attention:
+        return {}
+    from attnref.numbers.ranks import group_sent
+
+    tokens, sent = max(use.tokens), dict[str, int]()
+    how = {"ranks": use.ranks, "tokens": tokens, "batch": use.batch}
+    for group in model.groups:
+        for way, n in group_sent(group, **how).items():
+            sent[way] = max(n, sent.get(way, 0))
+    return {"sent_tokens": tokens, "sent_bytes": sent} if sent else {}
+
+
+def weight_report(model: Model, use: Use) -> dict[str, int]:
+    """Bytes of the weights: as given, or computed if there is a budget."""
+    if isinstance(use.weights, int):
+        return {
+            "total_weight_bytes": use.weights,
+            "weight_bytes": -(-use.weights // use.head_ranks),
+        }
+    if isinstance(use.weights, Sequence) and not isinstance(
+        use.weights, Storage
+    ):
+        return share_report(use.weights, use)
+    if use.weights is None or use.budget is None:
+        return {}
+    row = {}
+    if use.dp_attention:
+        attention = replace(model, params=model.attention_params)
+        row["attention_bytes"] = weight_bytes(attention, use.weights)
+    row["weight_bytes"] = weight_bytes(
+        model, use.weights, ranks=use.ranks, dp_attention=use.dp_attention
+    )
+    return row
+
+
+def share_report(shares: Sequence[Share], use: Use) -> dict[str, int]:
+    """Bytes of the weights, of which each device has its share."""
+    row = {}
+    if use.dp_attention:
+        row["attention_bytes"] = sum(s.size for s in shares if s.attention)
+    return {
+        "total_weight_bytes": device_bytes(shares),
+        "weight_bytes": device_bytes(shares, use.ranks, use.dp_attention),
+        **row,
+    }
+
+
+def budget_report(model: Model, use: Use, weights: int) -> dict[str, Any]:
+    """What fits into the budget beside the bytes of the weights."""
+    if use.budget is None:
+        return {}
+    left = use.budget - weights
+    replicas = use.ranks // use.head_ranks  # each has sequences of its own
+    return {
         "left_bytes": left,
-        "longest_context": longest_context(model, left, batch=batch, **how),
+        "longest_context": longest_context(
+            model, left, batch=use.device_batch, **use.cache
+        ),
         "largest_batch": {
-            t: all_ranks // ranks * largest_batch(model, t, left, **how)
-            for t in tokens
+            t: replicas * largest_batch(model, t, left, **use.cache)
+            for t in use.tokens
         },
     }
 
@@ -278,42 +403,65 @@ def table(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def grouped(numbers: Iterable[int]) -> Iterator[str]:
+def with_commas(numbers: Iterable[int]) -> Iterator[str]:
     return map("{:,}".format, numbers)
+
+
+def duration(seconds: float) -> str:
+    """As text, in three digits: 85.9 ms, or 1.2 s."""
+    scaled, unit = (seconds, "s") if seconds >= 1 else (seconds * 1e3, "ms")
+    return f"{float(f'{scaled:.3g}'):g} {unit}"
 
 
 def settings(row: dict[str, Any], say: Say) -> str:
     """Number of sequences, format of the cache, number of devices."""
-    batch, ranks, stored = row["batch"], row["ranks"], row["dtype"]
-    if isinstance(stored, dict):
-        stored = say("kv stored", **stored)
+    batch, ranks, dtype = row["batch"], row["ranks"], row["dtype"]
+    if isinstance(dtype, dict):
+        dtype = say("kv stored", **dtype)
     return say(
         "kv settings",
         many=say("kv one") if batch == 1 else say("kv many", n=batch),
-        stored=stored,
+        stored=dtype,
         split=say("kv split", ranks=ranks) if ranks > 1 else "",
+        engine=say("kv engine", name=name)
+        if (name := row.get("engine"))
+        else "",
         blocks=say("kv blocks", n=row["block"]) if row["block"] > 1 else "",
         prefix=say("kv prefix", n=row["prefix"]) if row["prefix"] else "",
     )
 
 
-def left_over(row: dict[str, Any], say: Say) -> str:
+def describe_budget(row: dict[str, Any], say: Say) -> str:
     """What the weights leave of the memory per device, if they fit."""
-    left, taken = row["left_bytes"], row["weight_bytes"]
+    left, weights = row["left_bytes"], row["weight_bytes"]
     return say(
         "kv left" if left > 0 else "kv full",
-        taken=size(taken),
-        budget=size(left + taken),
+        taken=size(weights),
+        budget=size(left + weights),
         left=size(left),
     )
 
 
-def one(row: dict[str, Any], say: Say) -> str:
+def describe_weights(row: dict[str, Any], say: Say) -> str:
+    """The weights of a model, where no memory is given."""
+    total, share, ranks = (
+        row[name] for name in ("total_weight_bytes", "weight_bytes", "ranks")
+    )
+    split = say("kv weights split", size=size(share), ranks=ranks)
+    return say(
+        "kv weights",
+        n=total,
+        size=size(total),
+        split=split if ranks > 1 else "",
+    )
+
+
+def describe_one(row: dict[str, Any], say: Say) -> str:
     """Everything about one model."""
-    stored, full = row["kv_bytes"], row["reserved_bytes"]
+    sizes, full = row["kv_bytes"], row["reserved_bytes"]
     first, later = row["token_bytes"].values()
     longest = row["max_context"]
-    out = [
+    lines = [
         say("kv name" if longest else "kv unbound", **row, n=longest),
         table(
             (
@@ -325,54 +473,66 @@ def one(row: dict[str, Any], say: Say) -> str:
         say("kv first", n=first, size=size(first)),
     ]
     if first != later:
-        out.append(say("kv later", n=later, size=size(later)))
+        lines.append(say("kv later", n=later, size=size(later)))
     if states := row["state_bytes"]:
-        out.append(say("kv states", n=states, size=size(states)))
+        lines.append(say("kv states", n=states, size=size(states)))
     if copies := row["replicated"].items():
         times = [say("kv times", name=name, n=n) for name, n in copies]
-        out.append(say("kv replicated", times=say("and").join(times)))
+        lines.append(say("kv replicated", times=say("and").join(times)))
+    if sent := row.get("sent_bytes"):
+        ways = [say(f"kv {way}", size=size(n)) for way, n in sent.items()]
+        split = say("and").join(ways)
+        lines.append(say("kv sent", n=row["sent_tokens"], ways=split))
     columns = [
-        [say("kv tokens"), *grouped(stored)],
-        [say("kv bytes"), *grouped(stored.values())],
-        ["", *map(size, stored.values())],
+        [say("kv tokens"), *with_commas(sizes)],
+        [say("kv bytes"), *with_commas(sizes.values())],
+        ["", *map(size, sizes.values())],
     ]
-    if full != stored:
+    if full != sizes and not row.get("engine"):
         columns.append([say("kv reserved"), *map(size, full.values())])
+    if "transfer_seconds" in row:
+        times = row["transfer_seconds"].values()
+        columns.append([say("kv transfer"), *map(duration, times)])
     if "largest_batch" in row:
-        columns.append([say("kv fit"), *grouped(row["largest_batch"].values())])
-    out += [settings(row, say), table(zip(*columns, strict=True))]
-    if full != stored:
-        out.append(say("kv full length"))
+        columns.append(
+            [say("kv fit"), *with_commas(row["largest_batch"].values())]
+        )
+    lines += [settings(row, say), table(zip(*columns, strict=True))]
+    if full != sizes and not row.get("engine"):
+        lines.append(say("kv full length"))
     if device := row.get("device"):
-        out.append(say("kv device", **device))
+        lines.append(say("kv device", **device))
     if attention := row.get("attention_bytes"):
-        out.append(say("kv dp", size=size(attention)))
-    if "weight_bytes" in row:
-        out.append(left_over(row, say))
+        lines.append(say("kv dp", size=size(attention)))
+    if "left_bytes" in row and "weight_bytes" in row:
+        lines.append(describe_budget(row, say))
+    elif "weight_bytes" in row:
+        lines.append(describe_weights(row, say))
     if (left := row.get("left_bytes", 0)) > 0:
-        most = row["longest_context"]
-        name = "kv endless" if most is None else "kv longest"
-        out.append(say(name, left=size(left), n=most))
+        context = row["longest_context"]
+        name = "kv endless" if context is None else "kv longest"
+        lines.append(say(name, left=size(left), n=context))
     if row["note"]:
-        out.append(say("kv note", note=message(row["note"])))
+        lines.append(say("kv note", note=message(row["note"])))
     if unread := row.get("unread"):
-        out.append(say("kv unread", names=say("and").join(unread)[:300]))
+        lines.append(say("kv unread", names=say("and").join(unread)[:300]))
     for name in ("sources", "context", "params_in"):
         if name in row:
-            out.append(say(f"kv {name}", names=say("and").join(row[name])))
+            lines.append(say(f"kv {name}", names=say("and").join(row[name])))
     if device:
-        out.append(say("kv seen", url=device["source"]))
+        lines.append(say("kv seen", url=device["source"]))
     if row["confidence"] == "given" and row["params"]:
-        out.append(say("kv params", n=row["params"]))
-    if "assumed_dtype" in row:
-        out.append(say("kv assumed", **row))
-    out += remarks(row, say)
-    out.append(say("kv sure", word=say(f"kv {row['confidence']}")))
-    return "\n".join(out)
+        lines.append(say("kv params", n=row["params"]))
+    lines += remarks(row, say)
+    lines.append(say("kv sure", word=say(f"kv {row['confidence']}")))
+    return "\n".join(lines)
 
 
 def remarks(row: dict[str, Any], say: Say) -> Iterator[str]:
-    """What else is to be known of the format of the cache."""
+    """What else is to be known of the formats of weights and cache."""
+    for name in ("assumed_dtype", "exact"):
+        if name in row:
+            yield say(f"kv {name.removesuffix('_dtype')}", **row)
     if "cache_format" in row:
         name = "kv scheme" if row["scheme"] else "kv no scheme"
         yield say(name, dtype=row["cache_format"])
@@ -380,31 +540,34 @@ def remarks(row: dict[str, Any], say: Say) -> Iterator[str]:
         yield say("kv kernels", n=row["kernels"])
 
 
-def several(rows: Sequence[dict[str, Any]], say: Say) -> str:
+def describe_several(rows: Sequence[dict[str, Any]], say: Say) -> str:
     """Two tables with a row per model: bytes, and what fits."""
     tokens = [say("kv length", n=t) for t in rows[0]["kv_bytes"]]
-    taken = [[say("kv model"), say("kv growth"), *tokens]]
+    sizes = [[say("kv model"), say("kv growth"), *tokens]]
     for row in rows:
         caches = map(size, row["kv_bytes"].values())
-        taken.append([row["id"], size(row["token_bytes"]["later"]), *caches])
-    out = [settings(rows[0], say), table(taken)]
+        sizes.append([row["id"], size(row["token_bytes"]["later"]), *caches])
+    lines = [settings(rows[0], say), table(sizes)]
     if "left_bytes" in rows[0]:
         fits = [[say("kv model"), say("kv cache"), *tokens, say("kv most")]]
         for row in rows:
-            left, longest = row["left_bytes"], row["longest_context"]
+            left, context = row["left_bytes"], row["longest_context"]
             budget = size(left) if left > 0 else say("kv nothing")
-            most = say("kv any") if longest is None else f"{longest:,}"
-            batches = grouped(row["largest_batch"].values())
-            fits.append([row["id"], budget, *batches, most])
-        out += ["", say("kv fits"), table(fits)]
+            longest = say("kv any") if context is None else f"{context:,}"
+            batches = with_commas(row["largest_batch"].values())
+            fits.append([row["id"], budget, *batches, longest])
+        lines += ["", say("kv fits"), table(fits)]
     for row in rows:
         if row.get("left_bytes", 1) <= 0:
-            out.append(say("kv over", id=row["id"], why=left_over(row, say)))
+            lines.append(
+                say("kv over", id=row["id"], why=describe_budget(row, say))
+            )
     for row in rows:
-        if "assumed_dtype" in row:
-            out.append(f"{row['id']}: {say('kv assumed', **row)}")
-        out += (f"{row['id']}: {text}" for text in remarks(row, say))
-    return "\n".join(out)
+        if "weight_bytes" in row and "left_bytes" not in row:
+            lines.append(f"{row['id']}: {describe_weights(row, say)}")
+    for row in rows:
+        lines += (f"{row['id']}: {text}" for text in remarks(row, say))
+    return "\n".join(lines)
 
 
 def add_to(commands: Any) -> None:
@@ -421,6 +584,7 @@ def add_to(commands: Any) -> None:
     )
     kv.set_defaults(run=run_kv)
     add = kv.add_argument
+    add("names", nargs="*", help=argparse.SUPPRESS)
     add("--list", action="store_true", help="list all models")
     add("--model", nargs="+", metavar="ID", help="ids or names of --list")
     add(
@@ -428,7 +592,14 @@ def add_to(commands: Any) -> None:
         nargs="+",
         metavar="FILE",
         default=[],
-        help="config.json of models, together with --list or instead",
+        help="config.json of models, or the folders that hold them, together "
+        "with --list or instead",
+    )
+    add(
+        "--quant",
+        metavar="FILE",
+        help="hf_quant_config.json of the file of --config, if it is not "
+        "beside it",
     )
     add(
         "--tokens",
@@ -436,6 +607,27 @@ def add_to(commands: Any) -> None:
         type=a_count,
         default=CONTEXTS,
         help="tokens per sequence, such as 4096, 128K or 1e6",
+    )
+    add(
+        "--as",
+        dest="engine",
+        choices=ENGINES,
+        help="what this engine allocates by default, rather than what layers "
+        "store",
+    )
+    add(
+        "--draft-layers",
+        type=a_count,
+        default=0,
+        metavar="N",
+        help="layers of MTP or EAGLE, which cache all tokens too",
+    )
+    add(
+        "--link",
+        type=a_rate,
+        metavar="RATE",
+        help="what it takes to send the cache of a sequence from prefill to "
+        "decode, at a rate per device such as 400Gb or 50GB",
     )
     add("--batch", type=a_count, default=1, help="number of sequences")
     add(
@@ -455,7 +647,6 @@ def add_to(commands: Any) -> None:
     add(
         "--block-size",
         type=a_count,
-        default=1,
         help="tokens per block of an engine, such as 16: each sequence is "
         "rounded up to whole blocks",
     )
@@ -495,8 +686,9 @@ def add_to(commands: Any) -> None:
         type=weights,
         help=message(
             "subtracted from the budget: the size of all weights, such as "
-            "141GB, the dtype that they are stored in: {}, or config: the "
-            "format in the file of --config, quantised or not",
+            "141GB, or the dtype that they are stored in: {}. --weights config "
+            "counts them from the file of --config, quantised or not, and "
+            "needs no budget",
             message(", ").join(DTYPES),
         ),
     )
@@ -504,18 +696,15 @@ def add_to(commands: Any) -> None:
     add_language(kv)
 
 
-def offered(file: str) -> str:
-    """The end of an error message: models of the table that the file may be of,
-    by its name, or by a family whose code is not known."""
-    from attnref.released.record import families, fields_of
-
-    given = fields_of(file)
-    family, name = str(given.get("model_type")), given.get("_name_or_path")
+def suggested_models(config: Config) -> str:
+    """The end of an error message: models of the table that the config may be
+    of, by its name, or by a family whose code is not known."""
+    name = config.fields.get("_name_or_path")
     ids: list[str] = []
     with suppress(ValueError):
         ids = [find_model(str(name)).id] if name else []
-    if not ids and family not in families():
-        start = re.sub(r"_vl_text$|_vl$|_text$|_", "", family)
+    if not ids and config.family not in families():
+        start = re.sub(r"_vl_text$|_vl$|_text$|_", "", config.family)
         ids = [id for id in models() if id.replace("-", "").startswith(start)]
     return (
         message("; kv --model knows {}", message(", ").join(ids)) if ids else ""
@@ -537,7 +726,7 @@ def budget_of(args: argparse.Namespace) -> int | None:
     budget: int | None = args.budget
     if args.device:
         budget = find_device(args.device).mib * 2**20
-    if budget is None and args.weights is not None:
+    if budget is None and args.weights not in (None, "config"):
         raise ValueError(
             message(
                 "--weights is subtracted from --budget or --device; pass one"
@@ -549,7 +738,7 @@ def budget_of(args: argparse.Namespace) -> int | None:
         )
     if args.dp_attention and args.ranks < 2:
         raise ValueError(message("--dp-attention needs --ranks of at least 2"))
-    if args.dp_attention and isinstance(args.weights, int | str):
+    if args.dp_attention and isinstance(args.weights, int):
         raise ValueError(
             message(
                 "--dp-attention needs the dtype of --weights, not their size"
@@ -561,115 +750,163 @@ def budget_of(args: argparse.Namespace) -> int | None:
 def with_kernels(model: Model) -> Model:
     """The FP8 format of the kernels of DeepSeek-V3.2 is that of its widths, in
     other models too: vllm-project/vllm, pull request 47090."""
-    known = find_model("deepseek-v3.2")
-    both = [
-        {store.widths for group in each.groups for store in group.stores}
-        for each in (known, model)
-    ]
-    if model.shipped is None and both[0] == both[1]:
-        return replace(model, shipped=known.shipped)
+    deepseek = find_model("deepseek-v3.2")
+    widths, deepseek_widths = (
+        {store.widths for group in groups for store in group.stores}
+        for groups in (model.groups, deepseek.groups)
+    )
+    if model.shipped is None and widths == deepseek_widths:
+        return replace(model, shipped=deepseek.shipped)
     return model
 
 
-def chosen(args: argparse.Namespace) -> list[Model]:
-    """The models of --model or --list, and those of the files of --config."""
+def find_models(
+    args: argparse.Namespace,
+) -> list[tuple[Model, Config | None]]:
+    """The models of --model or --list, and of --config, with its configs."""
     ids = models() if args.list else args.model or []
-    known = [find_model(id) for id in ids]
-    if args.config:  # which loads more of the package
-        from attnref.released.from_config import model_from_config
+    pairs: list[tuple[Model, Config | None]] = []
+    pairs += [(with_kernels(find_model(id)), None) for id in ids]
+    if args.quant and len(args.config) != 1:
+        raise ValueError(message("--quant goes with one file of --config"))
+    for file in args.config:
+        config = read_config(
+            Path(file, "config.json") if Path(file).is_dir() else file
+        )
+        if args.quant:
+            quant = read_config(args.quant).fields
+            fields = {**config.fields, "quantization_config": quant}
+            config = replace(config, fields=fields)
+        try:
+            model = model_from_config(config)
+        except ValueError as error:
+            raise ValueError(f"{error}{suggested_models(config)}") from None
+        pairs.append((with_kernels(model), config))
+    return pairs
 
-        for file in args.config:
-            try:
-                known.append(model_from_config(file))
-            except ValueError as error:
-                raise ValueError(f"{error}{offered(file)}") from None
-    return [with_kernels(model) for model in known]
 
-
-def stored_as(dtype: str, scale: tuple[int, int] | None) -> str | Storage:
+def cache_format(dtype: str, scale: tuple[int, int] | None) -> str | Storage:
     """The format of the cache."""
     if scale is None:
         return dtype
     if dtype not in DTYPES:
-        known = message(", ").join(DTYPES)
+        dtypes = message(", ").join(DTYPES)
         raise ValueError(
-            message("--scale goes with one of {}, not {!r}", known, dtype)
+            message("--scale goes with one of {}, not {!r}", dtypes, dtype)
         )
     return DTYPES[dtype]._replace(scale_bits=scale[0], block=scale[1])
 
 
-def of_file(model: Model) -> tuple[int, dict[str, str]]:
-    """Bytes of the weights as the model's own file says, and the dtype that
-    they are counted in if it says no format."""
-    if model.confidence != "given":
+def suggested_option(names: Sequence[str]) -> str:
+    """The option that names without one lack, if there are such files or
+    models."""
+    option = "--config"
+    if not all(Path(name).is_file() for name in names):
+        option = "--model"
+        try:
+            all(map(find_model, names))
+        except ValueError:
+            return message("unrecognized arguments: %s") % " ".join(names)
+    return message("did you mean {}?", f"{option} {' '.join(names)}")
+
+
+def add_formats(
+    use: Use, config: Config, args: argparse.Namespace
+) -> tuple[Use, dict[str, Any]]:
+    """The use with the formats of a config, and what is to be said of them."""
+    # A model of the table does not need this module.
+    from attnref.released.stored import (
+        assumed_dtype,
+        cache_scheme,
+        index_bytes,
+        stored_shares,
+    )
+
+    formats: dict[str, Any] = {}
+    if args.weights == "config":
+        use = replace(use, weights=stored_shares(config))
+        if index_bytes(config):
+            formats["exact"] = True
+        elif dtype := assumed_dtype(config):
+            formats["assumed_dtype"] = dtype
+    if not args.dtype and not args.scale:
+        scheme = cache_scheme(config)
+        use = replace(use, dtype=scheme or "bf16")
+        formats |= {"cache_format": use.dtype, "scheme": bool(scheme)}
+    return use, formats
+
+
+def row_of(
+    model: Model,
+    config: Config | None,
+    use: Use,
+    args: argparse.Namespace,
+    language: str,
+) -> dict[str, Any]:
+    """The report on a model, with the formats that its config says."""
+    formats: dict[str, Any] = {}
+    if config:
+        use, formats = add_formats(use, config, args)
+    elif args.weights == "config":
         raise ValueError(
             message("--weights config reads a file: pass --config")
         )
-    from attnref.released.stored import assumed_dtype, stored_bytes
-
-    dtype = assumed_dtype(model.id)
-    assumed = {"assumed_dtype": dtype} if dtype else {}
-    return stored_bytes(model.id), assumed
+    if args.engine or args.draft_layers:
+        model, block = allocated(
+            model,
+            args.engine,
+            dtype=use.dtype,
+            ranks=use.head_ranks,
+            drafts=args.draft_layers,
+        )
+        use = replace(use, block=args.block_size or block)
+        formats |= {"engine": args.engine, "drafts": args.draft_layers}
+    row = report(model, use, language) | formats
+    if args.device:
+        share = float(args.utilisation or 1)
+        row["device"] = find_device(args.device)._asdict() | {"share": share}
+    return row
 
 
 def run_kv(args: argparse.Namespace) -> str:
+    if args.names:
+        raise ValueError(suggested_option(args.names))
     budget = budget_of(args)
     if args.list and not args.json:
         return table((m.id, m.name, m.date) for m in models().values())
-    these, dtype = chosen(args), stored_as(args.dtype or "bf16", args.scale)
+    pairs = find_models(args)
+    use = Use(
+        tokens=args.tokens,
+        batch=args.batch,
+        dtype=cache_format(args.dtype or "bf16", args.scale),
+        ranks=args.ranks,
+        dp_attention=args.dp_attention,
+        block=args.block_size or 1,
+        prefix=args.prefix,
+        budget=budget,
+        weights=None if args.weights == "config" else args.weights,
+        link=args.link,
+    )
     # What programs read is in English.
     language = "en" if args.json else args.lang or language_of_locale()
     say = speaker(language)
     # A model without the data that was asked for does not stop the others.
     rows: list[dict[str, Any]] = []
-    unknown: list[dict[str, str]] = []
+    failures: list[dict[str, str]] = []
     with speaking(language):
-        for model in these:
+        for model, config in pairs:
             try:
-                weights, assumed = args.weights, dict[str, str]()
-                if weights == "config":
-                    weights, assumed = of_file(model)
-                own, format_of = dtype, dict[str, Any]()
-                if model.confidence == "given" and not (
-                    args.dtype or args.scale
-                ):
-                    from attnref.released.stored import cache_scheme
-
-                    scheme = cache_scheme(model.id)
-                    own = scheme or "bf16"
-                    format_of = {"cache_format": own, "scheme": bool(scheme)}
-                row = result(
-                    model,
-                    tokens=args.tokens,
-                    batch=args.batch,
-                    dtype=own,
-                    ranks=args.ranks,
-                    block=args.block_size,
-                    prefix=args.prefix,
-                    budget=budget,
-                    weights=weights,
-                    language=language,
-                    dp_attention=args.dp_attention,
-                )
+                rows.append(row_of(model, config, use, args, language))
             except ValueError as error:
-                if len(these) == 1:
+                if len(pairs) == 1:
                     raise
-                unknown.append({"id": model.id, "unknown": str(error)})
-                continue
-            row |= assumed | format_of
-            if args.device:
-                share = float(args.utilisation or 1)
-                row["device"] = find_device(args.device)._asdict() | {
-                    "share": share
-                }
-            rows.append(row)
+                failures.append({"id": model.id, "unknown": str(error)})
     if not rows:
-        raise ValueError(unknown[0]["unknown"])
+        raise ValueError(failures[0]["unknown"])
     if args.json:
-        return json.dumps([*rows, *unknown], indent=2, ensure_ascii=False)
-    if len(these) == 1:
-        return one(rows[0], say)
-    out = [several(rows, say)]
-    for each in unknown:
-        out.append(say("kv out", why=each["unknown"]))
-    return "\n".join(out)
+        return json.dumps([*rows, *failures], indent=2, ensure_ascii=False)
+    if len(pairs) == 1:
+        return describe_one(rows[0], say)
+    lines = [describe_several(rows, say)]
+    lines += [say("kv out", why=failure["unknown"]) for failure in failures]
+    return "\n".join(lines)

@@ -1,1 +1,1 @@
-"""What stands around a layer: blocks, decoders, weights from elsewhere."""
+"""A released model from its config.json: record, layer, file, known shapes."""

@@ -24,24 +24,27 @@ from attnref.released.generate import rendered
 from attnref.released.record import AttentionRecord, attention_of, families
 
 
-class Handed(Cache):
+class SharedCache(Cache):
     """A layer's cache as a later layer that reads its keys has to see it.
 
-    So it was before the call that appended to it; `append` stores nothing and
-    returns what it returned then, which a ring need not hold any more.
+    It is as it was before the layer appended to it: `append` stores nothing,
+    and returns what the layer's call of it returned, which a ring need not
+    hold any more.
     """
 
     def __init__(
         self,
         cache: Cache,
-        before: tuple[int, Tensor | None, Tensor | None],
-        places: tuple[Tensor, Tensor | None],
-        seen: tuple[Tensor, ...],
+        start: tuple[int, Tensor | None, Tensor | None],
+        positions: tuple[Tensor, Tensor | None],
+        tensors: tuple[Tensor, ...],
     ) -> None:
         self.keeps = cache.keeps
         super().__init__()
-        self.length, self.lengths, self.numbers = before
-        self.end, (self.new, self.at), self.seen = cache.length, places, seen
+        self.length, self.lengths, self.numbers = start
+        self.end = cache.length
+        self.seen = tensors  # the code of a layer reads them by this name
+        self.query_positions, self.key_positions = positions
 
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self.length = self.end
@@ -51,10 +54,10 @@ class Handed(Cache):
         return self.numbers
 
     def positions_of(self, new: Tensor | None, T: int) -> Tensor | None:
-        return self.at
+        return self.key_positions
 
     def next_positions(self, T: int) -> Tensor | None:
-        return self.new
+        return self.query_positions
 
 
 class ConfiguredAttention(nn.Module):
@@ -90,7 +93,7 @@ class ConfiguredAttention(nn.Module):
         names = families()[record.family].names
         self._theirs = {theirs: ours for ours, theirs in names.items()}
         hook = self.register_load_state_dict_pre_hook
-        hook(_renamed)  # type: ignore[no-untyped-call]
+        hook(_rename)  # type: ignore[no-untyped-call]
         self._build()
 
     def _build(self) -> None:
@@ -131,9 +134,9 @@ class ConfiguredAttention(nn.Module):
         if positions is not None:
             check_positions(positions, x.shape[0], x.shape[1], x.device)
         if self.r.shares is not None:
-            cache = self._handed(x, cache)  # it knows the positions
+            cache = self._shared(x, cache)  # it knows the positions
         elif positions is None:
-            positions = _without_pads(mask, x, cache)
+            positions = _real_positions(mask, x, cache)
         if self.r.index_topk and not self.r.index_own and chosen is None:
             raise ValueError(
                 "the layer has no indexer: pass chosen=, the `chosen` of the "
@@ -150,25 +153,25 @@ class ConfiguredAttention(nn.Module):
             return RingKVCache(rule.size)
         return KVCache(max_len)
 
-    def _handed(self, x: Tensor, cache: Cache | None) -> Handed:
+    def _shared(self, x: Tensor, cache: Cache | None) -> SharedCache:
         """What the layer whose keys this one reads has left in its cache."""
-        left = None if cache is None else cache.handed
+        shared = None if cache is None else cache.handed
         if (
-            not isinstance(left, Handed)
+            not isinstance(shared, SharedCache)
             or cache is None
-            or left.end != cache.length
-            or left.end - left.length != x.shape[1]
+            or shared.end != cache.length
+            or shared.end - shared.length != x.shape[1]
         ):
             raise ValueError(
                 f"the layer reads the keys of layer {self.r.shares}: call that "
                 "one first, with the same tokens and the same cache"
             )
-        return copy(left)
+        return copy(shared)
 
     def positions_of(
         self, x: Tensor, cache: Cache | None, positions: Tensor | None
     ) -> tuple[Tensor, int]:
-        """Those of new tokens, `(1, T)` or `(B, T)`; and how many are past."""
+        """Positions of new tokens, `(1, T)` or `(B, T)`; how many are past."""
         past = past_of(cache, self.causal)
         if positions is None and cache is not None:
             positions = cache.next_positions(x.shape[1])
@@ -189,10 +192,10 @@ class ConfiguredAttention(nn.Module):
         if positions is not None and not positions.is_meta:
             end = int(positions.max()) + 1
         if cache is not None:
-            before = getattr(cache, "rotated", 0) or past
-            if past and (before > longest) is not (end > longest):
+            length = getattr(cache, "rotated", 0) or past
+            if past and (length > longest) is not (end > longest):
                 raise ValueError(
-                    f"the cached keys were rotated for a text of {before} "
+                    f"the cached keys were rotated for a text of {length} "
                     f"tokens, and LongRoPE rotates one of {end} by other "
                     "angles: read the whole text again, without these keys"
                 )
@@ -214,27 +217,27 @@ class ConfiguredAttention(nn.Module):
         r, B, H = self.r, q.shape[0], q.shape[1]
         i, past = self.positions_of(q.transpose(1, 2), cache, positions)
         view = view_of(self, cache, q, mask=mask, positions=positions)
-        at, numbers, lengths = view.token_positions, view.keys, view.lengths
-        seen = view.shown(self.causal, H)
+        rows, numbers, lengths = view.token_positions, view.keys, view.lengths
+        rule = view.shown(self.causal, H)
         if cache is not None:
             new = cache.append(*new)
-            check_appended(cache, new[0], numbers, at)
+            check_appended(cache, new[0], numbers, rows)
             if r.is_shared:
-                before = past, lengths, numbers
-                cache.handed = Handed(cache, before, (i, at), new)
+                start = past, lengths, numbers
+                cache.handed = SharedCache(cache, start, (i, rows), new)
         by_hand = self.scores.bias or self.scores.softcap or r.with_sinks
-        whole = self.core is None and not by_hand and not r.index_topk
-        whole = whole and isinstance(seen, RuleMask) and seen.is_triangle()
-        shown = None if whole else dense(seen)
-        if shown is None and not whole:
-            shown = torch.ones((1, 1), dtype=torch.bool, device=q.device)
+        causal = self.core is None and not by_hand and not r.index_topk
+        causal = causal and isinstance(rule, RuleMask) and rule.is_triangle()
+        visible = None if causal else dense(rule)
+        if visible is None and not causal:
+            visible = torch.ones((1, 1), dtype=torch.bool, device=q.device)
         j = numbers
         if j is None:
             j = torch.arange(new[0].shape[2], device=q.device)
         j = j if j.dim() == 2 else j[None]
-        if at is not None:
-            j = at.expand(B, -1).gather(1, j.clamp(min=0).expand(B, -1))
-        return new, shown, j[:, None, None]
+        if rows is not None:
+            j = rows.expand(B, -1).gather(1, j.clamp(min=0).expand(B, -1))
+        return new, visible, j[:, None, None]
 
     def by_core(
         self,
@@ -273,21 +276,21 @@ def _class_of(record: AttentionRecord) -> type[ConfiguredAttention]:
     sys.modules[name] = module
     vars(module)["Layer"] = ConfiguredAttention
     exec(compile(text, name, "exec"), vars(module))
-    made: type[ConfiguredAttention] = vars(module)["Attention"]
-    made.__name__ = made.__qualname__ = "ConfiguredAttention"
-    return made
+    layer: type[ConfiguredAttention] = vars(module)["Attention"]
+    layer.__name__ = layer.__qualname__ = "ConfiguredAttention"
+    return layer
 
 
-def _without_pads(
+def _real_positions(
     mask: Tensor | None, x: Tensor, cache: Cache | None
 ) -> Tensor | None:
-    """Positions `(B, T)` of the new tokens, which count real tokens alone."""
+    """Positions `(B, T)` of the new tokens, which count only real tokens."""
     (B, T), S = x.shape[:2], 0 if mask is None else mask.shape[-1]
     if mask is None or mask.shape[:-1] != (B, 1, 1) or S == 0:
         return None
-    at = token_positions(mask[:, 0, 0])
+    positions = token_positions(mask[:, 0, 0])
     new = None if cache is None else cache.next_positions(T)
-    return at[:, S - T :] if new is None else at.gather(1, new)
+    return positions[:, S - T :] if new is None else positions.gather(1, new)
 
 
 def attention_from_config(
@@ -308,11 +311,11 @@ def attention_from_config(
     return ConfiguredAttention(attention_of(config, layer), attend)
 
 
-def _renamed(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Weights under the names of transformers, under ours."""
+def _rename(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Give weights under the names of transformers ours."""
     for name in [*state]:
-        own = name.removeprefix(prefix)
+        local = name.removeprefix(prefix)
         for theirs, ours in module._theirs.items():
-            if f"{own}.".startswith(f"{theirs}."):
-                new = prefix + ours + own.removeprefix(theirs)
+            if f"{local}.".startswith(f"{theirs}."):
+                new = prefix + ours + local.removeprefix(theirs)
                 state[new] = state.pop(name)

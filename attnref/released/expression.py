@@ -1,7 +1,8 @@
 """Expressions of families.toml: a small part of Python, without `eval`.
 
-A number or a boolean is itself, and a text an expression. In the page that
-reads a config.json, what sitekit makes of each expression stands in for this.
+An entry that is a number or a boolean stands for itself; a text is an
+expression. The page that reads a config.json does not run this file: sitekit
+makes a function of JavaScript of each expression.
 """
 
 import ast
@@ -40,7 +41,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def value_of(value: Any, fields: Mapping[str, Any]) -> Any:
-    """What an entry of the table is for a config with these fields.
+    """The value of an entry of the table, for a config with these fields.
 
     Examples:
         >>> value_of("d_model // n_heads", {"d_model": 64, "n_heads": 4})
@@ -53,7 +54,7 @@ def value_of(value: Any, fields: Mapping[str, Any]) -> Any:
 
 
 def names_in(value: Any) -> list[str]:
-    """The fields that an entry reads, in the order in which it does."""
+    """The fields that an entry reads, in the order of its text."""
     return _parsed(value)[1] if isinstance(value, str) else []
 
 
@@ -65,10 +66,11 @@ def _parsed(text: str) -> tuple[Read, list[str]]:
 
 
 def _reader(node: ast.expr, names: dict[str, None]) -> Read:
-    """A function that computes a node; `names` takes the fields it reads."""
+    """A function that computes a node. The fields that it reads are added to
+    `names`."""
 
     def readers(*nodes: ast.expr) -> list[Read]:
-        return [_reader(each, names) for each in nodes]
+        return [_reader(part, names) for part in nodes]
 
     match node:
         case ast.Constant(value):
@@ -77,47 +79,48 @@ def _reader(node: ast.expr, names: dict[str, None]) -> Read:
             names[name] = None
             return lambda fields: fields[name]
         case ast.Tuple(parts):
-            each = readers(*parts)
-            return lambda fields: tuple(read(fields) for read in each)
+            items = readers(*parts)
+            return lambda fields: tuple(read(fields) for read in items)
         case ast.Dict(keys, parts):
-            at, values = readers(*filter(None, keys)), readers(*parts)
-            pairs = [*zip(at, values, strict=True)]
+            pairs = [
+                *zip(readers(*filter(None, keys)), readers(*parts), strict=True)
+            ]
             return lambda fields: {k(fields): v(fields) for k, v in pairs}
         case ast.BoolOp(kind, parts):
-            *first, last = readers(*parts)
-            return _first(isinstance(kind, ast.Or), first, last)
+            return _bool_op(isinstance(kind, ast.Or), readers(*parts))
         case ast.IfExp(test, yes, no):
-            holds, then, other = readers(test, yes, no)
-            return lambda f: then(f) if holds(f) else other(f)
+            condition, then, other = readers(test, yes, no)
+            return lambda f: then(f) if condition(f) else other(f)
         case ast.UnaryOp(kind, part):
-            return _applied(OPERATORS[type(kind)], readers(part))
+            return _call(OPERATORS[type(kind)], readers(part))
         case ast.BinOp(left, kind, right):
-            return _applied(OPERATORS[type(kind)], readers(left, right))
+            return _call(OPERATORS[type(kind)], readers(left, right))
         case ast.Compare(left, [kind], [right]):
-            return _applied(OPERATORS[type(kind)], readers(left, right))
-        case ast.Subscript(inner, at):
-            return _applied(operator.getitem, readers(inner, at))
+            return _call(OPERATORS[type(kind)], readers(left, right))
+        case ast.Subscript(container, index):
+            return _call(operator.getitem, readers(container, index))
         case ast.Call(ast.Name(name), [part], []) if name in FUNCTIONS:
-            return _applied(FUNCTIONS[name], readers(part))
-        case ast.Call(ast.Attribute(inner, "get"), parts, []):
-            return _applied(
-                lambda of, *args: of.get(*args), readers(inner, *parts)
+            return _call(FUNCTIONS[name], readers(part))
+        case ast.Call(ast.Attribute(table, "get"), parts, []):
+            return _call(
+                lambda table, *args: table.get(*args), readers(table, *parts)
             )
     raise ValueError(f"no expression of a family: {ast.unparse(node)}")
 
 
-def _applied(function: Callable[..., Any], parts: list[Read]) -> Read:
-    return lambda fields: function(*[read(fields) for read in parts])
+def _call(function: Callable[..., Any], arguments: list[Read]) -> Read:
+    return lambda fields: function(*[read(fields) for read in arguments])
 
 
-def _first(until: bool, first: list[Read], last: Read) -> Read:
-    """The first that is true, or that is not; else the last."""
+def _bool_op(is_or: bool, operands: list[Read]) -> Read:
+    """`and`, `or`: operands after the one that decides are not computed."""
+    *head, last = operands
 
-    def chosen(fields: Mapping[str, Any]) -> Any:
-        for read in first:
+    def decide(fields: Mapping[str, Any]) -> Any:
+        for read in head:
             value = read(fields)
-            if bool(value) is until:
+            if bool(value) is is_or:
                 return value
         return last(fields)
 
-    return chosen
+    return decide

@@ -1,8 +1,7 @@
 """The shape of a model, read from its config.json."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from os import PathLike, fspath
 from typing import Any
 
 from attnref.numbers.shapes import (
@@ -17,28 +16,27 @@ from attnref.numbers.shapes import (
     Source,
 )
 from attnref.released.expression import value_of
+from attnref.released.mixers import CompressedAttention, ConvolvedAttention
 from attnref.released.record import KINDS as SOFTMAX
 from attnref.released.record import (
     ROPE_FIELDS,
     ROPES,
     UNREADABLE,
     AttentionRecord,
+    Config,
     Family,
     Fields,
-    MixerRecord,
+    check_no_draft,
     families,
-    fields_of,
     kinds_in,
-    layers_of,
     left_out,
-    mixers_of,
     present,
     sized,
 )
 from attnref.released.weights import params_of
 from attnref.words import message
 
-LONGEST = (
+LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
     *("model_max_length", "max_sequence_length"),
 )
@@ -51,9 +49,12 @@ STORES: dict[str, tuple[type[Group], tuple[str, ...]]] = {
     "mla": (Mla, ("q_heads", "kv_lora_rank", "qk_rope_head_dim")),
     "compressed": (Compressed, ("q_heads", "dim", "sliding_window")),
 }
-# They may be 0.
+# Sizes that may be 0.
 ABSENT = "kv_lora_rank", "qk_rope_head_dim", "index_dim", *STATE[:-1]
-LAST = "stores", "times", "ratio", *HEADS, *ABSENT  # made of the others
+# Entries that read other entries: they are computed after these.
+LAST = "stores", "times", "ratio", *HEADS, *ABSENT
+# What layers store, and how many of them or how often.
+GroupTimes = Sequence[tuple[Group, int]]
 # A field may change what is stored if such a word is part of its name.
 WORDS = {
     *("head", "heads", "kv", "key", "keys", "value", "values", "cache"),
@@ -68,9 +69,7 @@ WORDS = {
 }
 
 
-def model_from_config(
-    config: Mapping[str, Any] | str | PathLike[str],
-) -> Model:
+def model_from_config(config: Config) -> Model:
     """What the cache of a model holds, from its `config.json`.
 
     A layer whose state is unknown is an error, because a sum without it would
@@ -78,97 +77,96 @@ def model_from_config(
     is stored; other unknown fields are its `unread`.
 
     Examples:
+        >>> from attnref.released.record import read_config
         >>> config = {"model_type": "llama", "num_hidden_layers": 32}
         >>> config |= {"hidden_size": 4096, "num_attention_heads": 32}
-        >>> model_from_config(config | {"num_key_value_heads": 8}).groups
+        >>> config |= {"num_key_value_heads": 8}
+        >>> model_from_config(read_config(config)).groups
         (Full(layers=32, q_heads=32, kv_heads=8, head_dim=128, v_head_dim=128,
         index_dim=0),)
     """
-    given = fields_of(config)
-    here = Source("config.json", "")
-    if given.get("model_type") == "longcat_flash":  # two in each layer
-        pairs = given.get("num_layers")
-        if isinstance(pairs, int):
-            given["num_hidden_layers"] = 2 * pairs
-    family = str(given.get("model_type"))
+    source = Source("config.json", "")
+    pairs = config.fields.get("num_layers")
+    if config.family == "longcat_flash" and isinstance(pairs, int):
+        fields = {**config.fields, "num_hidden_layers": 2 * pairs}
+        config = Config(fields, config.path)
+    family = config.family
     row = families().get(family) or sized().get(family)
-    unread = _unread(family, row, given) if row else []
-    longest = context_of(given)
-    groups: dict[Group, int] = {}
-    counted, note = None, ""
+    check_no_draft(family, config.fields)
+    unread = _unread(config, row) if row else []
+    context = context_of(config)
+    params, note = None, ""
     if row and "stores" in row.fields:
-        for group, times in _stored(family, row, given):
-            groups[group] = groups.get(group, 0) + times
+        groups = _groups_by_sizes(config, row)
         if "note" in row.fields:
             note = str(value_of(row.fields["note"], {}))
     else:
-        read = {n: x for n, x in given.items() if n not in unread}
-        for key in ("rope_parameters", "rope_scaling"):
-            if isinstance(read.get(key), Mapping):
-                read[key] = _known_rope(read[key])
-        layers, mixers = layers_of(read), mixers_of(read)
-        for layer, (kind, record) in enumerate(layers):
-            mixer = mixers.get(layer)
-            record = record and within(record, longest)
-            if mixer and mixer.kind == "CompressedAttention":
-                own: list[Group] = [_compressed(mixer)]
-            else:
-                own = _groups(family, given, layer, kind, record)
-            if mixer and mixer.n_kv_heads:
-                own.append(_convolved(mixer))
-            for group in own:
-                groups[group] = groups.get(group, 0) + 1
-        counted = None if unread else params_of(read, layers)
-        if any(isinstance(group, Compressed) for group in groups):
+        lenient = _lenient(config, unread)
+        groups = _groups_by_records(config, lenient, context)
+        params = None if unread else params_of(lenient)
+        if any(isinstance(group, Compressed) for group, _ in groups):
             note = "the state of the compressor is not counted"
-    name = given.get("_name_or_path")
-    if isinstance(config, (str, PathLike)):
-        name = fspath(config)
+    layers: dict[Group, int] = {}
+    for group, times in groups:
+        layers[group] = layers.get(group, 0) + times
+    name = str(config.path or config.fields.get("_name_or_path") or family)
     return Model(
-        id=str(name or family),
-        name=str(name or family),
+        id=name,
+        name=name,
         family=family,
         date="",
-        max_context=longest,
-        groups=tuple(replace(group, layers=n) for group, n in groups.items()),
-        sources=(here,),
+        max_context=context,
+        groups=tuple(replace(group, layers=n) for group, n in layers.items()),
+        sources=(source,),
         confidence="given",
-        params=counted and counted[0],
-        params_in=counted and here,
-        attention_params=counted and counted[1],
+        params=params and params[0],
+        params_in=params and source,
+        attention_params=params and params[1],
         note=note,
         unread=tuple(unread),
     )
 
 
-def context_of(given: Mapping[str, Any]) -> int:
+def context_of(config: Config) -> int:
     """The tokens that the model of a config may read, or 0."""
-    longest = next((given[n] for n in LONGEST if given.get(n)), 0)
-    return longest if isinstance(longest, int) and longest > 1 else 0
+    lengths = (config.fields[n] for n in LENGTHS if config.fields.get(n))
+    length = next(lengths, 0)
+    return length if isinstance(length, int) and length > 1 else 0
 
 
-def within(r: AttentionRecord, context: int) -> AttentionRecord:
+def drop_wide_window(r: AttentionRecord, context: int) -> AttentionRecord:
     """A window as long as the longest text hides nothing."""
-    wide = context and r.window and r.window >= context
-    return replace(r, window=None) if wide else r
+    is_wide = context and r.window and r.window >= context
+    return replace(r, window=None) if is_wide else r
 
 
-def _unread(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:
+def _unread(config: Config, row: Family) -> list[str]:
     """Fields that are not known and change no bytes; others are refused."""
-    attention, unknown = left_out(row, given)
+    attention, unknown = left_out(row, config.fields)
     names = unknown if "stores" in row.fields else attention + unknown
-    wrong = [n for n in names if any(part in WORDS for part in n.split("_"))]
-    if wrong:
-        fields = ", ".join(f"{n}={given[n]!r}"[:80] for n in wrong)
+    suspects = [n for n in names if any(w in WORDS for w in n.split("_"))]
+    if suspects:
+        fields = ", ".join(f"{n}={config.fields[n]!r}"[:80] for n in suspects)
         raise ValueError(
             message(
                 "{}: these fields are not known and may change what is "
                 "stored: {}",
-                family,
+                config.family,
                 fields,
             )
         )
     return names
+
+
+def _lenient(config: Config, unread: Sequence[str]) -> Config:
+    """The config without what is not known and changes no bytes: `unread`, and
+    parts of RoPE. If there is nothing of the kind, it is the same object."""
+    fields = {n: x for n, x in config.fields.items() if n not in unread}
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(fields.get(name), Mapping):
+            fields[name] = _known_rope(fields[name])
+    is_same = fields == config.fields
+    return config if is_same else Config(fields, config.path)
 
 
 def _known_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,49 +179,67 @@ def _known_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stored(
-    family: str, row: Family, given: Mapping[str, Any]
-) -> list[tuple[Group, int]]:
+def _groups_by_sizes(config: Config, row: Family) -> GroupTimes:
     """What the layers of a family of sizes.toml store, and how many times."""
+    family = config.family
     result: list[tuple[Group, int]] = []
     names = [n for n in row.fields if n not in ("kind", "note")]
-    names = sorted(names, key=LAST.__contains__)  # made of the others
-    for layer, kind in enumerate(kinds_in(family, row, given)):
-        read = Fields(present(row, given), layer=layer, layer_type=kind)
+    names = sorted(names, key=LAST.__contains__)
+    for layer, kind in enumerate(kinds_in(family, row, config.fields)):
+        values = Fields(
+            present(row, config.fields), layer=layer, layer_type=kind
+        )
         for name in names:
             try:
-                read[name] = value_of(row.fields[name], read)
+                values[name] = value_of(row.fields[name], values)
             except UNREADABLE:
                 raise ValueError(message(UNREAD, family, name)) from None
-        times = _size(family, read, "times") if read["times"] else 1
-        if read["stores"]:
-            made, needed = STORES[read["stores"]]
-            needed += tuple(n for n in ("index_dim", "ratio") if read[n])
-            sizes: dict[str, Any] = {n: _size(family, read, n) for n in needed}
-            result.append((made(layers=1, **sizes), times))
-        state = _state(family, row, given, layer, kind)
+        times = _size(family, values, "times") if values["times"] else 1
+        if values["stores"]:
+            group_type, size_names = STORES[values["stores"]]
+            size_names += tuple(n for n in ("index_dim", "ratio") if values[n])
+            sizes: dict[str, Any] = {
+                n: _size(family, values, n) for n in size_names
+            }
+            result.append((group_type(layers=1, **sizes), times))
+        state = _state(config, row, layer, kind)
         if state["conv_kernel"]:
             result.append((_recurrent(family, state), times))
     return result
 
 
-def _groups(
-    family: str,
-    given: Mapping[str, Any],
-    layer: int,
-    kind: str,
-    record: AttentionRecord | None,
+def _groups_by_records(
+    config: Config, lenient: Config, context: int
+) -> GroupTimes:
+    """What each layer stores, by its records, which `lenient` has."""
+    layers, mixers = lenient.layers, lenient.mixers
+    result: list[tuple[Group, int]] = []
+    for layer, (kind, record) in enumerate(layers):
+        mixer = mixers.get(layer)
+        if isinstance(mixer, CompressedAttention):
+            groups: list[Group] = [_compressed_group(mixer)]
+        else:
+            record = record and drop_wide_window(record, context)
+            groups = _layer_groups(config, layer, kind, record)
+        if isinstance(mixer, ConvolvedAttention):
+            groups.append(_convolved_group(mixer))
+        result += [(group, 1) for group in groups]
+    return result
+
+
+def _layer_groups(
+    config: Config, layer: int, kind: str, record: AttentionRecord | None
 ) -> list[Group]:
     """What one layer stores."""
-    state = _state(family, families()[family], given, layer, kind)
+    state = _state(config, config.row, layer, kind)
     group = record and group_of(record)
     groups: list[Group] = [group] if group else []
     if "state_heads" in state and (state["beside"] or not record):
-        groups.append(_recurrent(family, state))
+        groups.append(_recurrent(config.family, state))
     return groups
 
 
-def _compressed(r: MixerRecord) -> Compressed:
+def _compressed_group(r: CompressedAttention) -> Compressed:
     return Compressed(
         layers=1,
         q_heads=r.n_heads,
@@ -234,7 +250,7 @@ def _compressed(r: MixerRecord) -> Compressed:
     )
 
 
-def _convolved(r: MixerRecord) -> Group:
+def _convolved_group(r: ConvolvedAttention) -> Group:
     """The keys and values beside the inputs of the convolutions."""
     sizes = {
         "layers": 1,
@@ -281,25 +297,24 @@ def group_of(r: AttentionRecord) -> Group | None:
     return Full(**sizes, index_dim=index)
 
 
-def _state(
-    family: str, row: Family, given: Mapping[str, Any], layer: int, kind: str
-) -> Fields:
+def _state(config: Config, row: Family, layer: int, kind: str) -> Fields:
     """What a layer keeps beside keys and values, as the table says it."""
     if not row.state and kind not in SOFTMAX and "stores" not in row.fields:
         raise ValueError(
             message(
                 "{}: what layers of the kind {} store is not known, so the "
                 "cache would be counted too small",
-                family,
+                config.family,
                 kind,
             )
         )
-    read, state = Fields(given, layer=layer, layer_type=kind), Fields()
+    fields, state = present(row, config.fields), Fields()
+    values = Fields(fields, layer=layer, layer_type=kind)
     for name, entry in row.state.items():
         try:
-            state[name] = read[name] = value_of(entry, read)
+            state[name] = values[name] = value_of(entry, values)
         except UNREADABLE:
-            raise ValueError(message(UNREAD, family, name)) from None
+            raise ValueError(message(UNREAD, config.family, name)) from None
     return Fields() if kind in (state["nothing"] or ()) else state
 
 
@@ -308,8 +323,8 @@ def _recurrent(family: str, state: Fields) -> Recurrent:
     return Recurrent(layers=1, **sizes, beside=bool(state["beside"]))
 
 
-def _size(family: str, read: Fields, name: str) -> int:
-    size, least = read[name], 0 if name in ABSENT else 1
+def _size(family: str, values: Fields, name: str) -> int:
+    size, least = values[name], 0 if name in ABSENT else 1
     if not isinstance(size, int) or size < least:
         raise ValueError(
             message("{}: {}={} is not a valid size", family, name, size)

@@ -1,9 +1,9 @@
 """One file for one model: `attention.py.jinja` with what its records say.
 
-Of each field of the records, the template has `r.x`, a value; `t.x`, what is
-written for it; and `on.x`: whether layers have it, which is True, False or,
-where the layers of a model differ, the text of a test, such as `self.window`.
-`when(on.x)` puts that test over some lines.
+Of each field of the records, the template has `r.x`, a value; `t.x`, the text
+that stands for it in the file; and `on.x`, which says whether layers use it:
+True, False or, where the layers of a model differ, the text of a test, such as
+`self.window`. `when(on.x)` puts that test over some lines.
 """
 
 import re
@@ -16,15 +16,27 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from attnref.released.expression import value_of
+from attnref.released.mixers import (
+    CompressedAttention,
+    Mamba2,
+    MixerRecord,
+)
+from attnref.released.published import (
+    UNUSED,
+    format_of,
+    names_of,
+    places,
+    places_of,
+    tables,
+)
 from attnref.released.record import (
     MANY,
     AttentionRecord,
-    MixerRecord,
-    families,
-    fields_of,
-    kinds_of,
-    mixers_of,
-    records_of,
+    Config,
+    Fields,
+    present,
+    read_config,
 )
 from attnref.words import message, origin
 
@@ -38,7 +50,7 @@ INDEX = (
     *("index_heads", "index_dim", "index_layout", "index_last", "index_eps"),
     *("index_pool", "index_block", "index_local"),
 )
-# Values that change nothing, beside those that are false.
+# Values that change nothing. False, 0 and None change nothing either.
 NEUTRAL: dict[str, Any] = {
     "rope_kind": "default",
     "rope_size": 1.0,
@@ -55,15 +67,15 @@ NEUTRAL: dict[str, Any] = {
     "index_block": 1,
     "rate": 1,
 }
-# Fields that are read only where another one holds.
+# Fields that are read only where another one is on.
 OWNERS = {
     **{name: "rope_theta" for name in ROPE},
     **{name: "rope_kind" for name in SCALING},
     **{name: "index_own" for name in INDEX},
     "norm_late": "norm",
 }
-# What a test is called, unless as its field.
-TESTS = {
+# Conditions of the template whose names differ from those of their fields.
+CONDITIONS = {
     "rope_theta": "use_rope",
     "rope_kind": "rope_scaled",
     "norm": "use_norm",
@@ -72,14 +84,14 @@ TESTS = {
     "index_topk": "indexed",
     "rate": "compressed",
 }
-# What may be there in some layers, and in others not.
-SOME = {
+# Fields that may be on in some layers of a file and off in others.
+ON_IN_SOME_LAYERS = {
     *("rope_theta", "rope_kind", "norm", "q_growth", "q_power", "shares"),
     *("is_shared", "k_is_v", "index_own", "window", "chunk", "with_sinks"),
     *("index_topk", "rate"),
 }
-# What may differ where it is there.
-SIZES = {
+# Fields whose values may differ between the layers where they are on.
+MAY_DIFFER = {
     *("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim"),
     *("qkv_bias", "o_bias", "rope_theta", "rope_width", "rope_factor"),
     *("rope_length", "rope_low", "rope_high", "rope_share", "rope_size"),
@@ -90,11 +102,17 @@ SIZES = {
 }
 
 
-def file_of(config: Mapping[str, object] | str | PathLike[str]) -> str:
+def file_of(
+    config: Mapping[str, object] | str | PathLike[str],
+    *,
+    dequantise: bool = False,
+) -> str:
     """Write the attention of one model as one file, from its config.
 
     The file needs only PyTorch and contains what the layers of this model do,
-    with their sizes written out.
+    with their sizes written out. Its `load(folder, layer)` gives a layer the
+    weights of a folder as published, with safetensors; with `dequantise`, also
+    quantised ones.
 
     Examples:
         >>> config = {"model_type": "mistral", "num_hidden_layers": 2}
@@ -103,53 +121,116 @@ def file_of(config: Mapping[str, object] | str | PathLike[str]) -> str:
         >>> "q_norm" in text, "max_len}" in text, "[:, :, -16:]" in text
         (False, False, True)
     """
-    given = fields_of(config)
-    return file_from(records_of(given), given)
+    path = Path(__file__).with_name("dequantise.py")
+    code = path.read_text("utf-8") if dequantise else ""
+    return file_from(read_config(config), code)
 
 
-def file_from(
-    records: Mapping[int, AttentionRecord], given: Mapping[str, Any]
-) -> str:
-    """That of `file_of`, from the records of the layers and the config."""
-    mixers = mixers_of(given)
-    names = dict(families()[given["model_type"]].names)
-    at = names.pop("at", "model.layers.{}.self_attn")
-    where = names.pop("mixer", at)
+def file_from(config: Config, code: str = "") -> str:
+    """The file that `file_of` writes, from a config that has been read. `code`
+    is the text of dequantise.py, if the file is to hold it."""
+    records, mixers = config.records, config.mixers
     first, other = min(records, default=MANY), min(mixers, default=MANY)
-    others = f"  # attention: {at.split('}.')[1]}" if where != at else ""
+    place = places_of(config)[other <= first]
     text = rendered(
         records,
         first=min(first, other),
-        at=(at if first < other else where).format(min(first, other)),
-        family=given["model_type"],
-        others=others if other < first else "",
+        place=place.format(min(first, other)),
+        family=config.family,
         mixed=bool(mixers),
-        picked=any(x.together or x.n_layers for x in mixers.values()),
-        ramp=any(x.rope_kind == "yarn" for x in mixers.values()),
-        remarks=_remarks(given),
+        math=any(
+            isinstance(r, CompressedAttention) and r.rope_kind == "yarn"
+            for r in mixers.values()
+        ),
+        remarks=_remarks(config, bool(code)),
+        axes=_axes_text(_axes(config)),
+        images=_images(config) or "",
+        loads=True,
+        dequantises=bool(code),
     )
-    for ours, theirs in names.items():
-        text = re.sub(rf"\b{ours}\b", theirs, text)
+    for ours, theirs in config.row.names.items():
+        if ours not in ("at", "mixer"):
+            text = re.sub(rf"\b{ours}\b", theirs, text)
+    if code:  # without its docstring and imports
+        text += "\n\n" + MESSAGE + code[code.index("# The 16 numbers") :]
+    loading = _loading(config, bool(code))
     if not mixers:
-        return f"{text}\n\nmixer = Attention  # for every layer\n"
-    kinds = ["None"] * len(kinds_of(given))
+        return f"{text}\n\nmixer = Attention  # for every layer\n{loading}"
+    kinds = ["None"] * len(config.kinds)
     for layer in records:
         kinds[layer] = "Attention"
-    for layer, each in mixers.items():
-        kinds[layer] = "Both" if each.together else each.kind
-    for kind in {x.kind: True for x in mixers.values()}:
-        own = {n: x for n, x in mixers.items() if x.kind == kind}
-        r, t, on = _fields([*{x: True for x in own.values()}])
-        part = template(kind).render({"r": r, "t": t, "on": on})
-        text += f"\n\n{_tabled(part, own, t, on)}"
+    by_kind: dict[str, dict[int, MixerRecord]] = {}
+    for layer, r in mixers.items():
+        kinds[layer] = "Both" if _is_beside(r) else r.kind
+        by_kind.setdefault(r.kind, {})[layer] = r
+    for same_kind in by_kind.values():
+        text += f"\n\n{mixer_text(same_kind)}"
     table = _table(kinds)
     if len(table) > 70:
-        table = f"(\n{_filled(table)}\n)"
+        table = f"(\n{_wrap(table)}\n)"
     text += f"\n\n# Of each layer.\nKINDS = {table}\n\n\n"
     if "None" not in kinds:
-        return f"{text}{MIXER}    return KINDS[layer](layer)\n"
+        return f"{text}{MIXER}    return KINDS[layer](layer)\n{loading}"
     doc = MIXER.replace(".", "; None, if it mixes no tokens.")
-    return f"{text}{doc}    return KINDS[layer] and KINDS[layer](layer)\n"
+    text += f"{doc}    return KINDS[layer] and KINDS[layer](layer)\n"
+    return text + loading
+
+
+def _loading(config: Config, dequantises: bool) -> str:
+    """The part of the file that loads weights as they are published."""
+    records, mixers, names = config.records, config.mixers, names_of(config)
+    attention, mixer = places_of(config)
+    alone = [n for n in records if n not in mixers or not _is_beside(mixers[n])]
+    place = (mixer if mixers else attention).format("{layer}")
+    twice = place[-2:] == ".0"  # in LongCat
+    if twice:
+        place = place[:-1] + "{part}"
+    place, constants = f'f"{place}."', tables(names)
+    if mixers and alone and attention != mixer:
+        kinds = {"Attention": attention}
+        kinds |= {r.kind: mixer for r in mixers.values()}
+        constants = f"{places(kinds)}{constants}"
+        place = "PLACES[type(module).__name__].format(layer)"
+    if dequantises:
+        constants += format_of(config.quantization or {})
+    every = sorted({*records, *mixers})
+    layers = f"range({len(every)})"
+    if every != [*range(len(config.kinds))]:
+        layers = "(n for n, kind in enumerate(KINDS) if kind)"
+    if every != [*range(len(config.kinds))] and not mixers:
+        layers = _table([str(layer) for layer in every])
+    text: str = template("load").render(
+        {
+            "tables": constants,
+            "place": place,
+            "within": names.get("within", ""),
+            "some": mixer[-2:] == "{}",
+            "apart": any(n in mixers for n in alone),
+            "twice": twice,
+            "join": "join" in names,
+            "split": "split" in names,
+            "rename": "rename" in names,
+            "unused": UNUSED,
+            "more": names.get("unused", ""),
+            "dequantises": dequantises,
+            "method": _method(config),
+            "layers": layers,
+        }
+    )
+    return f"\n\n{text}\n"
+
+
+def _is_beside(r: MixerRecord) -> bool:
+    """Whether attention reads the same x."""
+    return isinstance(r, Mamba2) and r.together
+
+
+def mixer_text(records: Mapping[int, MixerRecord]) -> str:
+    """The class of the layers of one kind, each with its record."""
+    distinct = [*{record: True for record in records.values()}]
+    r, t, on = _fields(distinct)
+    text = template(distinct[0].kind).render({"r": r, "t": t, "on": on})
+    return _tabled(text, records, t, on)
 
 
 MIXER = '''def mixer(layer):
@@ -164,48 +245,75 @@ def rendered(
     records: Mapping[int, AttentionRecord],
     *,
     first: int = 0,
-    at: str = "",
+    place: str = "",
     family: str = "",
-    others: str = "",
     mixed: bool = False,
-    picked: bool = False,
-    ramp: bool = False,
+    math: bool = False,
     remarks: str = "",
+    axes: str = "",
+    images: str = "",
+    loads: bool = False,
+    dequantises: bool = False,
     inside: bool = False,
 ) -> str:
-    """The template of attention; `inside` the package, as a subclass of its
-    layer."""
-    every = [*{x: True for x in records.values()}] or [NO_ATTENTION]
-    r, t, on = _fields(every)
-    known: dict[str, Any] = {"r": r, "t": t, "on": on, "inside": inside}
-    known |= {"attends": bool(records), "ramp": ramp}
-    known |= {"family": family or every[0].family, "at": at, "first": first}
-    known |= {"others": others, "mixed": mixed, "picked": picked}
-    known |= {"remarks": remarks, "constants": _constants(r)}
-    known["nested"] = at.startswith("model.")  # beside one of images
-    rotated = [x for x in every if x.rope_theta]
-    known["partial"] = any(
-        x.rope_width != (x.rope_dim or x.head_dim) for x in rotated
+    """Write the template of attention for these records, by layer.
+
+    `first` is the layer that the first lines load, and `place` where published
+    files have it. `mixed`: there are other layers too; `math`: the file needs
+    it for these. `axes` and `images`: what tokens of images need. `loads` and
+    `dequantises`: for that, it has other imports.
+    `inside` the package, the layer is a subclass of `Layer`.
+    """
+    distinct = [*{r: True for r in records.values()}] or [NO_ATTENTION]
+    r, t, on = _fields(distinct)
+    rotary = [x for x in distinct if x.rope_theta]
+    indexers = [x for x in distinct if x.index_own]
+    blocks: On = images == "masks"
+    if images == "windows":
+        blocks = on["window"]
+    same_width = all(x.rope_width == x.head_dim for x in rotary)
+    spans = [t[name] for name in ("window", "chunk") if on[name]]
+    span = spans[0] if on["window"] is True else " or ".join(spans)
+    text: str = template().render(
+        {
+            "r": r,
+            "t": t,
+            "on": on,
+            "inside": inside,
+            "family": family or distinct[0].family,
+            "first": first,
+            "place": place,
+            "remarks": remarks,
+            "attends": bool(records),
+            "mixed": mixed,
+            "math": math,
+            "axes": axes if records else "",
+            "blocks": blocks,
+            "loads": loads,
+            "dequantises": dequantises,
+            "constants": _constants(r),
+            "same_v": all(x.v_head_dim == x.head_dim for x in distinct),
+            "scaled": any(
+                x.scale != x.head_dim**-0.5 or x.kv_rank for x in distinct
+            ),
+            "span": span,  # tokens in sight, if they are bounded
+            "fixed": bool(span) and "self." not in span,
+            # RoPE
+            "rope_width": t["head_dim" if same_width else "rope_width"],
+            "partial": any(
+                x.rope_width != (x.rope_dim or x.head_dim) for x in rotary
+            )
+            or any(
+                x.index_pool in ("max", "mean") and x.index_dim != x.rope_width
+                for x in rotary
+            ),
+            "widths_differ": t["rope_width"].startswith("self."),
+            "sizes_differ": t["rope_size"].startswith("self."),
+            # the layers with an indexer
+            "indexer": _fields(indexers or distinct)[1],
+            "reuses": any(x.index_topk and not x.index_own for x in distinct),
+        }
     )
-    known["scaled"] = any(
-        x.scale != x.head_dim**-0.5 or x.kv_rank for x in every
-    )
-    whole = all(x.rope_width == x.head_dim for x in rotated)
-    known["turned"] = t["head_dim" if whole else "rope_width"]
-    known["widths"] = t["rope_width"].startswith("self.")
-    known["partial"] |= any(
-        x.index_pool in ("max", "mean") and x.index_dim != x.rope_width
-        for x in rotated
-    )
-    indexed = [x for x in every if x.index_own]
-    known["sizes"] = _fields(indexed or every)[1]
-    known["same_v"] = all(x.v_head_dim == x.head_dim for x in every)
-    known["reuses"] = any(x.index_topk and not x.index_own for x in every)
-    windows = [t[name] for name in ("window", "chunk") if on[name]]
-    far = windows[0] if on["window"] is True else " or ".join(windows)
-    known["far"], known["fixed"] = far, bool(far) and "self." not in far
-    known["sized"] = t["rope_size"].startswith("self.")
-    text: str = template().render(known)
     return _tabled(text, records, t, on) if records else text.strip() + "\n"
 
 
@@ -215,22 +323,22 @@ def _tabled(
     t: Mapping[str, str],
     on: Mapping[str, On],
 ) -> str:
-    """The same, with a table of each field in which the layers differ."""
-    read = set(re.findall(r"\bself\.(\w+)", text))
+    """The text with a table of each field in which the layers differ."""
+    attributes = set(re.findall(r"\bself\.(\w+)", text))
     rows = [records.get(n) for n in range(max(records) + 1)]
-    own, tables = "", ["# Of each layer."]
+    lines, tables = "", ["# Of each layer."]
     for name in t:
-        test = TESTS.get(name, name).split()[0]
-        attributes = [] if isinstance(on[name], bool) else [test]
-        if t[name] == f"self.{name}" and name not in attributes:
-            attributes.append(name)
-        for attribute in [a for a in attributes if a in read]:
-            own += f"        self.{attribute} = {attribute.upper()}[layer]\n"
-            of = _is_on if attribute != name else getattr
-            table = _table([_literal(x and of(x, name)) for x in rows])
+        test = CONDITIONS.get(name, name).split()[0]
+        names = [] if isinstance(on[name], bool) else [test]
+        if t[name] == f"self.{name}" and name not in names:
+            names.append(name)
+        for attribute in [n for n in names if n in attributes]:
+            lines += f"        self.{attribute} = {attribute.upper()}[layer]\n"
+            value = _is_on if attribute != name else getattr
+            table = _table([_literal(r and value(r, name)) for r in rows])
             tables.append(f"{attribute.upper()} = {table}")
-    above = "\n".join([*tables, "\n\n"]) if own else ""
-    text = text.replace("@FIELDS@\n", own).replace("@TABLES@\n", above)
+    head = "\n".join([*tables, "\n\n"]) if lines else ""
+    text = text.replace("@FIELDS@\n", lines).replace("@TABLES@\n", head)
     return text.strip() + "\n"
 
 
@@ -246,42 +354,45 @@ def template(name: str = "attention") -> Any:
 
 def source(name: str = "attention") -> str:
     """A template, whose lines `%% x` are `{% x %}`: line statements of Jinja
-    take the blank lines above them along. `%% above` is what layers with a
-    state share, and `%% rows` what those do that read rows one by one."""
-    text, folder = sources()[name].read_text("utf-8"), Path(__file__).parent
-    for line, shared in (("above", "recurrent"), ("rows", "rows")):
-        if f"%% {line}\n" in text:
-            part = (folder / f"mixers/{shared}.py.jinja").read_text("utf-8")
-            text = text.replace(f"%% {line}\n", part)
+    take the blank lines above them along. A line `%% include NAME` stands for
+    `mixers/NAME.py.jinja`, a part that several kinds of layers share."""
+
+    def include(line: re.Match[str]) -> str:
+        path = Path(__file__).parent / f"mixers/{line[1]}.py.jinja"
+        return path.read_text("utf-8")
+
+    text = sources()[name].read_text("utf-8")
+    text = re.sub(r"(?m)^%% include (\w+)\n", include, text)
     return re.sub(r"(?m)^%% (.*)$", r"{% \1 %}", text)
 
 
 def sources() -> dict[str, Path]:
     """The templates, by name: attention, and each kind of a MixerRecord."""
     folder = Path(__file__).parent
-    paths = [folder / "attention.py.jinja", *folder.glob("mixers/[A-Z]*")]
+    paths = [*folder.glob("*.jinja"), *folder.glob("mixers/[A-Z]*")]
     return {path.name.partition(".")[0]: path for path in paths}
 
 
 def when(text: str, on: On) -> str:
-    """Lines of the layers where `on` holds."""
-    return _under(f"if {on}:", text) if isinstance(on, str) else text * on
+    """Lines for the layers where `on` holds."""
+    return _indent(f"if {on}:", text) if isinstance(on, str) else text * on
 
 
 def unless(text: str, on: On) -> str:
-    """Lines of the other layers."""
+    """Lines for the layers where `on` does not hold."""
     if isinstance(on, bool):
         return when(text, not on)
-    other = on.replace("is not", "is")
-    return when(text, f"not {on}" if other == on else other)
+    test = on.replace("is not", "is")
+    return when(text, f"not {on}" if test == on else test)
 
 
 def otherwise(text: str, on: On) -> str:
-    """Lines of the other layers, below those of `when(on)`."""
-    return _under("else:", text) if isinstance(on, str) else unless(text, on)
+    """Lines for the layers where `on` does not hold, below `when(on)`."""
+    return _indent("else:", text) if isinstance(on, str) else unless(text, on)
 
 
-def _under(head: str, text: str) -> str:
+def _indent(head: str, text: str) -> str:
+    """The text one step to the right, below `head`."""
     if not text.strip():
         return ""
     column = re.sub(r"(?s)\S.*", "", text)
@@ -289,26 +400,28 @@ def _under(head: str, text: str) -> str:
 
 
 def _fields(
-    every: Sequence[AttentionRecord | MixerRecord],
+    records: Sequence[AttentionRecord | MixerRecord],
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, On]]:
     """`r`, `t` and `on` of the template."""
     r: dict[str, Any] = {}
     t: dict[str, str] = {}
     on: dict[str, On] = {}
-    for name in (field.name for field in fields(every[0])):
+    for name in (field.name for field in fields(records[0])):
         owner = OWNERS.get(name)
-        users = [x for x in every if not owner or _is_on(x, owner)]
-        has = [_is_on(x, name) for x in users]
-        some = any(has) and not all(has) and name in SOME
-        on[name] = f"self.{TESTS.get(name, name)}" if some else any(has)
-        of = [x for x in users if _is_on(x, name)] if some else users
-        values = [*{getattr(x, name): True for x in of or every}]
-        if len(values) > 1 and name not in {"kind", *SIZES}:
+        readers = [x for x in records if not owner or _is_on(x, owner)]
+        users = [x for x in readers if _is_on(x, name)]
+        differ = name in ON_IN_SOME_LAYERS and 0 < len(users) < len(readers)
+        on[name] = (
+            f"self.{CONDITIONS.get(name, name)}" if differ else bool(users)
+        )
+        users = users if differ else readers
+        values = [*{getattr(x, name): True for x in users or records}]
+        if len(values) > 1 and name not in {"kind", *MAY_DIFFER}:
             raise ValueError(
                 message(
                     "{}: the layers differ in {}, which is not written in one "
                     "file",
-                    every[0].family,
+                    records[0].family,
                     name,
                 )
             )
@@ -328,21 +441,106 @@ def _is_on(r: AttentionRecord | MixerRecord, name: str) -> bool:
     return bool(value) and value != NEUTRAL.get(name)
 
 
-def _remarks(given: Mapping[str, Any]) -> str:
-    """What the weights or the positions of a model need besides."""
+# In a file that dequantises.
+MESSAGE = '''def message(text, *values):
+    """The text of an error."""
+    return text.format(*values)
+
+
+'''
+IMAGES = {
+    "positions": "For text: a token of an image has three positions.\n",
+    "others": "For text: the tokens of an image see each other.\n",
+}
+PLACES = """\
+With images, forward takes places= (3, B, T): in time, height and width.
+"""
+BLOCKS = """\
+With images, forward takes blocks= (B, S): numbers of images, -1 for text.
+"""
+QUANTISED = "The weights are quantised{}, as published; load {} them.\n"
+
+
+def _remarks(config: Config, dequantises: bool) -> str:
+    """Sentences for the docstring: of quantised weights and of images."""
     text = ""
-    if given.get("quantization_config"):
-        text += "The weights are quantised: dequantise them first.\n"
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = given.get(name)
-        if isinstance(rope, Mapping) and "mrope_section" in rope:
-            text += "For text: a token of an image has three positions.\n"
-            break
+    if config.quantization:
+        does = "dequantises" if dequantises else "refuses"
+        text = QUANTISED.format(_method(config), does)
+    images = _images(config)
+    has_window = any(r.window for r in config.records.values())
+    if _axes(config):
+        text += PLACES
+    elif images == "masks" or (images == "windows" and has_window):
+        text += BLOCKS
+    else:
+        others = "others" if images == "others" else "positions"
+        text += IMAGES[others] if images else ""
     return text + origin()
 
 
+def _images(config: Config) -> Any:
+    """What differs for tokens of images."""
+    values = Fields(present(config.row, config.fields))
+    return value_of(config.row.fields.get("images"), values)
+
+
+def _axes(config: Config) -> list[int]:
+    """By which place of a token each pair of RoPE turns: 0 in time, 1 in
+    height, 2 in width. Empty, if that is not known."""
+    images, records = _images(config), config.records.values()
+    sizes = {r.rope_width // 2 for r in records if r.rope_theta}
+    sections = _sections(config.fields)
+    if len(sizes) != 1 or len(sections) != 3:
+        return []
+    if any(r.index_topk for r in records):
+        return []
+    (pairs,) = sizes
+    axes: list[int] = []
+    if images == "in a row":
+        axes = [axis for axis in range(3) for _ in range(sections[axis])]
+    if images == "interleaved":
+        axes = [n % 3 if n < 3 * sections[n % 3] else 0 for n in range(pairs)]
+    if images == "height and width, then time":
+        axes = sections[0] * [1, 2] + sections[2] * [0]
+    return axes if len(axes) == pairs else []
+
+
+def _axes_text(axes: Sequence[int]) -> str:
+    """As a list of which the first part repeats, and the rest."""
+    texts = [str(axis) for axis in axes]
+    parts = [(texts[:n], texts[n:]) for n in range(len(texts))]
+    joined = [" + ".join(map(_table, filter(None, p))) for p in parts]
+    return min(joined, key=len) if joined else ""
+
+
+def _sections(fields: Mapping[str, Any]) -> list[int]:
+    """Pairs of RoPE for time, height and width, as the config says them."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = fields.get(name)
+        found = rope.get("mrope_section") if isinstance(rope, Mapping) else None
+        if found and not isinstance(found, (str, int, float, Mapping)):
+            return [n for n in found if _is_size(n)]
+    return []
+
+
+def _is_size(value: Any) -> bool:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return is_number and 0 <= value < MANY
+
+
+def _method(config: Config) -> str:
+    """By what the weights are quantised, if the config says it."""
+    quant = config.quantization
+    method = quant.get("quant_method") if isinstance(quant, Mapping) else None
+    is_word = isinstance(method, str) and re.fullmatch(
+        r"[a-zA-Z0-9_-]+", method
+    )
+    return f" by {method}" if is_word else ""
+
+
 def _constants(r: Mapping[str, Any]) -> str:
-    """The many factors of RoPE."""
+    """The factors of LongRoPE, which are long tuples."""
     lines = []
     for name in ("rope_short", "rope_long"):
         text = repr(r[name])
@@ -354,28 +552,29 @@ def _constants(r: Mapping[str, Any]) -> str:
 
 
 def _table(texts: Sequence[str]) -> str:
-    """A field of all layers, with what repeats in it written once."""
-    ways = [_joined(texts)]
+    """The shortest list with an entry for each layer, such as 2 * [a, b]."""
+    lists = [_list(texts)]
     for start, period in product(range(len(texts) // 2), range(2, 13)):
         tail = texts[start:]
         times = len(tail) // period
         if times > 1 and tail[period:] == tail[:-period]:
-            once = _joined(tail[:period])
-            once = f"({once})" if " + " in once else once
-            parts = [_joined(texts[:start]), f"{times} * {once}"]
-            parts += [_joined(tail[times * period :])]
-            ways.append(" + ".join(filter(None, parts)))
-    return min(ways, key=len)
+            cycle = _list(tail[:period])
+            cycle = f"({cycle})" if " + " in cycle else cycle
+            parts = [_list(texts[:start]), f"{times} * {cycle}"]
+            parts += [_list(tail[times * period :])]
+            lists.append(" + ".join(filter(None, parts)))
+    return min(lists, key=len)
 
 
-def _filled(table: str) -> str:
-    """In lines, which end with a comma or before a +."""
-    glued = table.replace(" * ", "\0*\0").replace(" + ", " +\0")
-    lines = textwrap.fill(glued, 75).replace("\0", " ")
+def _wrap(table: str) -> str:
+    """A table in lines, which end with a comma or before a +."""
+    text = table.replace(" * ", "\0*\0").replace(" + ", " +\0")
+    lines = textwrap.fill(text, 75).replace("\0", " ")
     return textwrap.indent(lines, "    ")
 
 
-def _joined(values: Sequence[str]) -> str:
+def _list(values: Sequence[str]) -> str:
+    """A list in which equal neighbours are counted, such as 3 * [a] + [b]."""
     parts: list[str] = []
     for value, run in groupby(values):
         n = len([*run])

@@ -5,12 +5,19 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
-from os import PathLike
+from functools import cache, cached_property
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnref.released.expression import names_in, value_of
+from attnref.released.mixers import (
+    RECORDS,
+    ConvolvedAttention,
+    GatedDeltaNet,
+    Mamba2,
+    MixerRecord,
+)
 from attnref.words import message
 
 
@@ -23,13 +30,13 @@ class AttentionRecord:
     """
 
     family: str
-    kind: str  # that of the layer, as the config calls it
+    kind: str  # of the layer, as the config calls it
     d_model: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
     v_head_dim: int
-    d_out: int = 0  # unless d_model
+    d_out: int = 0  # 0: d_model
     # projections
     qkv_bias: bool = False
     o_bias: bool = False
@@ -44,18 +51,18 @@ class AttentionRecord:
     kv_rank: int | None = None
     rope_dim: int = 0
     latent_factor: float = 1.0
-    rope_norm: bool = False  # of the key that RoPE turns
+    rope_norm: bool = False  # RMSNorm of the key that RoPE turns
     # DSA and others: an indexer chooses the keys of each query
-    index_topk: int | None = None  # tokens, or blocks of them
+    index_topk: int | None = None  # tokens or blocks per query
     index_heads: int = 0
     index_dim: int = 0
     index_layout: str = "half"
     index_last: bool = False  # RoPE turns the last channels of its keys
     index_eps: float = 1e-6
     index_pool: str | None = None  # of blocks: "max", "mean" or "learned"
-    index_block: int = 1  # tokens of one
-    index_local: int = 0  # the latest blocks, which are always read
-    index_own: bool = False  # or what an earlier layer has chosen
+    index_block: int = 1  # tokens per block
+    index_local: int = 0  # number of latest blocks, which are always read
+    index_own: bool = False  # False: reads the choice of an earlier layer
     # queries, keys and values
     clip: float | None = None
     k_factor: float = 1.0
@@ -101,68 +108,6 @@ class AttentionRecord:
     sub_norm: bool = False
 
 
-@dataclass(frozen=True)
-class MixerRecord:
-    """All that a layer depends on which keeps a state of fixed size.
-
-    Such a layer has a template of its own, `mixers/KIND.py.jinja`, which reads
-    these fields. Where it stands beside attention, a layer has both records.
-    """
-
-    family: str
-    kind: str  # of the template
-    d_model: int
-    n_heads: int = 0  # of queries and keys
-    n_v_heads: int = 0  # of values, and of states
-    key_dim: int = 0
-    value_dim: int = 0
-    kernel: int = 0  # of the short convolution
-    rank: int = 0  # of Mamba's time step
-    n_layers: int = 0
-    layout: str = ""  # how the projections are fused
-    low_rank: bool = False  # gates
-    bias: bool = False
-    o_bias: bool = False
-    conv_bias: bool = False
-    eps: float = 1e-6
-    gate: str = "silu"
-    gated_norm: str = ""  # "gate, norm", "norm, gate", or no norm
-    beta_factor: float = 1.0
-    bound: float = 0.0  # of the logarithm of a decay
-    dt_min: float = 0.0
-    dt_max: float = 0.0  # or none
-    in_factor: float = 1.0
-    factors: tuple[float, ...] = ()
-    together: bool = False  # with attention, on the same x
-    out_factor: float = 1.0
-    attention_in: float = 1.0
-    attention_out: float = 1.0
-    # of attention, to a window, with a bias by distance
-    n_kv_heads: int = 0
-    window: int | None = None
-    rel_dim: int = 0
-    rel_extent: int = 0
-    q_growth: float = 0.0
-    q_growth_from: int = 1
-    # to compressed entries
-    rate: int = 1  # tokens of one entry
-    index_own: bool = False
-    index_topk: int = 0  # entries of a query
-    index_heads: int = 0
-    index_dim: int = 0
-    q_rank: int = 0
-    o_rank: int = 0
-    groups: int = 0  # of heads, in the first projection of the output
-    rope_theta: float = 1e4
-    rope_width: int = 0
-    rope_kind: str = "default"
-    rope_factor: float = 1.0
-    rope_length: int = 0
-    rope_low: float = 1.0
-    rope_high: float = 32.0
-    scale: float = 1.0
-
-
 OF_ROPE = {
     "original_max_position_embeddings",
     "partial_rotary_factor",
@@ -199,14 +144,14 @@ def read_by(entries: Entries) -> set[str]:
 
 @cache
 def families() -> dict[str, Family]:
-    """Those that are known, by `model_type`."""
+    """The families whose attention is known, by `model_type`."""
     rows = _rows().items()
     return {n: row for n, row in rows if "stores" not in row.fields}
 
 
 @cache
 def sized() -> dict[str, Family]:
-    """Those of which it is known what they store, and no more."""
+    """The families of which it is known only what they store."""
     rows = _rows().items()
     return {n: row for n, row in rows if "stores" in row.fields}
 
@@ -229,7 +174,7 @@ def _rows() -> dict[str, Family]:
 
 @cache
 def _table() -> dict[str, Any]:
-    """All rows. One that gives the code too goes before one of sizes."""
+    """All rows. A row of families.toml replaces one of sizes.toml."""
     rows: dict[str, Any] = {}
     for name in ("sizes.toml", "families.toml"):
         path = Path(__file__).with_name(name)
@@ -241,11 +186,11 @@ def _table() -> dict[str, Any]:
 def _part(name: str, part: str) -> dict[str, Any]:
     """A part of a row, with what it takes from the same part of another."""
     row = _table()[name]
-    own = dict(row.get(part, {}))
+    entries = dict(row.get(part, {}))
     if part == "fields":
-        own = {k: v for k, v in row.items() if not isinstance(v, dict)}
-    like = own.pop("like", row.get("like"))
-    return {**_part(like, part), **own} if like else own
+        entries = {k: v for k, v in row.items() if not isinstance(v, dict)}
+    like = entries.pop("like", row.get("like"))
+    return {**_part(like, part), **entries} if like else entries
 
 
 UNREADABLE = TypeError, LookupError, ArithmeticError, AttributeError
@@ -271,27 +216,13 @@ def attention_of(
         Traceback (most recent call last):
         ValueError: qwen3: attention does not read attn_logit_softcapping=50.0
     """
-    given = fields_of(config)
-    return _record(given, kinds_of(given), layer)
-
-
-def _record(
-    given: Mapping[str, Any], kinds: Sequence[str], layer: int
-) -> AttentionRecord:
-    family, row = _family(given)
-    try:
-        return _checked(_layer(family, row, given, kinds, layer))
-    except UNREADABLE:
-        raise ValueError(message(WRONG, family)) from None
+    return read_config(config).record(layer)
 
 
 def _layer(
-    family: str,
-    row: Family,
-    given: Mapping[str, Any],
-    kinds: Sequence[str],
-    layer: int,
+    config: "Config", kinds: Sequence[str], layer: int
 ) -> AttentionRecord:
+    family, row = config.family, config.row
     if not 0 <= layer < len(kinds):
         raise ValueError(
             message("layer={}, but the model has {} layers", layer, len(kinds))
@@ -304,47 +235,53 @@ def _layer(
                 "{}: layer {} is {}, not softmax attention", family, layer, kind
             )
         )
-    values = Fields(present(row, given), layer=layer, layer_type=kind)
-    values["own"] = _own(values, layer)
-    values["rope"] = _rope(family, row, given, values)
+    values = Fields(present(row, config.fields), layer=layer, layer_type=kind)
+    values["own"] = _layer_config(values, layer)
+    values["rope"] = _rope(family, row, config.fields, values)
     shares, is_shared = _sharing(
         family, kinds, layer, values["num_kv_shared_layers"] or 0
     )
-    own = {f.name for f in fields(AttentionRecord)}
-    others = [name for name in row.fields if name != "kind"]
-    for name in sorted(others, key=lambda name: name in own):
-        values[name] = _value(family, name, row.fields[name], values, given)
-    record = {name: values[name] for name in others if name in own}
+    known = {field.name for field in fields(AttentionRecord)}
+    names = [name for name in row.fields if name != "kind"]
+    # First the helpers, then the fields of the record: a field that comes from
+    # another row may read a helper that this row puts below it.
+    for name in sorted(names, key=lambda name: name in known):
+        values[name] = _value(family, name, row.fields, values, config.fields)
+    record = {name: values[name] for name in names if name in known}
     return AttentionRecord(
         **record, family=family, kind=kind, shares=shares, is_shared=is_shared
     )
 
 
-def mixers_of(given: Mapping[str, Any]) -> dict[int, MixerRecord]:
-    """The records of all layers that keep a state, by layer."""
-    family, row = _family(given)
-    result = {}
-    for layer, kind in enumerate(kinds_of(given)):
-        values = Fields(present(row, given), layer=layer, layer_type=kind)
-        if "kind" in row.mixer:
-            values["kind"] = value_of(row.mixer["kind"], values)
-        if not values["kind"]:
+def _mixers(config: "Config") -> dict[int, MixerRecord]:
+    """The records of all layers that have a template of their own, by layer."""
+    family, row = config.family, config.row
+    entries = {**row.state, **row.mixer}
+    records: dict[int, MixerRecord] = {}
+    for layer, kind in enumerate(config.kinds):
+        values = Fields(
+            present(row, config.fields), layer=layer, layer_type=kind
+        )
+        mixer = value_of(row.mixer.get("kind"), values)
+        if mixer is None:
             continue
-        entries = {**row.state, **row.mixer}
-        for name, entry in entries.items():
-            values[name] = _value(family, name, entry, values, given)
-        own = {f.name: f.type for f in fields(MixerRecord)}
-        record = {name: values[name] for name in entries if name in own}
-        for name, value in record.items():
-            counts = own[name] is int and name in row.mixer
-            if not _fits(value, own[name]) or (counts and value < 1):
-                raise ValueError(message(NO_VALUE, family, name, value))
-        result[layer] = _divided(MixerRecord(**record, family=family))
-    return result
+        for name in entries:
+            values[name] = _value(family, name, entries, values, config.fields)
+        types = {f.name: f.type for f in fields(RECORDS[mixer])}
+        sizes = {name: values[name] for name in entries if name in types}
+        for name, value in sizes.items():
+            counts = types[name] is int and name in row.mixer
+            if not _fits(value, types[name]) or (counts and value < 1):
+                raise ValueError(
+                    _fault(family, name, entries, values, config.fields)
+                )
+        records[layer] = _check_heads(RECORDS[mixer](family=family, **sizes))
+    return records
 
 
-def _divided(r: MixerRecord) -> MixerRecord:
-    if r.n_heads and r.n_v_heads % r.n_heads:
+def _check_heads(r: MixerRecord) -> MixerRecord:
+    """Refuse groups of heads of different sizes."""
+    if isinstance(r, GatedDeltaNet | Mamba2) and r.n_v_heads % r.n_heads:
         raise ValueError(
             message(
                 "{}: {} heads of keys do not divide {} of values",
@@ -353,7 +290,7 @@ def _divided(r: MixerRecord) -> MixerRecord:
                 r.n_v_heads,
             )
         )
-    if r.n_kv_heads and r.n_heads % r.n_kv_heads:
+    if isinstance(r, ConvolvedAttention) and r.n_heads % r.n_kv_heads:
         raise ValueError(
             message(
                 "{}: n_kv_heads={} does not divide n_heads={}",
@@ -385,57 +322,70 @@ def _sharing(
     return same[-1], False
 
 
+def _fault(
+    family: str,
+    name: str,
+    entries: Entries,
+    values: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> str:
+    """Why an entry has no value, in terms of the fields of the config."""
+    sources = [*_sources(name, entries)]
+    found = [n for n in sources if config.get(n) is not None]
+    absent = [n for n in sources if n not in values]
+    if not found and absent:
+        return message("{}: the config has no {}", family, ", ".join(absent))
+    text = ", ".join(f"{n}={config.get(n)!r}"[:80] for n in found or sources)
+    if name == "unused":
+        return message("{}: attention is not known for {}", family, text)
+    if found and absent:
+        text += "".join(f", {n}=None" for n in absent)
+    return message(
+        "{}: {} cannot be computed from {}", family, name, text[:200]
+    )
+
+
+def _sources(name: str, entries: Entries) -> dict[str, None]:
+    """The fields of a config that an entry reads, also by other entries."""
+    result: dict[str, None] = {}
+    for part in names_in(entries[name]):
+        if part != name and part in entries:
+            result |= _sources(part, entries)
+        else:
+            result[part] = None
+    return result
+
+
 def _value(
     family: str,
     name: str,
-    entry: Any,
+    entries: Entries,
     values: Mapping[str, Any],
-    given: Mapping[str, Any],
+    config: Mapping[str, Any],
 ) -> Any:
-    """What a field of the record is, or an error that says of what."""
+    """The value of an entry, or an error that names the fields it reads."""
+    entry = entries[name]
     names = names_in(entry)
     try:
         value = value_of(entry, values)
         if isinstance(value, complex):  # (-8) ** -0.5
             raise TypeError(name)
     except (*UNREADABLE, ValueError):
-        made_of = ", ".join(f"{n}={values[n]!r}" for n in names if n in values)
-        raise ValueError(
-            message(
-                "{}: {} cannot be computed from {}", family, name, made_of[:200]
-            )
-        ) from None
-    if name in SIZES:
-        of = {n: given[n] for n in names if n in given}
-        _size(value, family, of or {n: value for n in names[:1]})
+        text = _fault(family, name, entries, values, config)
+        raise ValueError(text) from None
+    if name in POSITIVE:
+        sizes = {n: config[n] for n in names if n in config}
+        _size(value, family, sizes or {n: value for n in names[:1]})
     return value
 
 
-def records_of(
-    config: Mapping[str, object] | str | PathLike[str],
-) -> dict[int, AttentionRecord]:
-    """The records of all layers that have softmax attention, by layer."""
-    given = fields_of(config)
-    layers = enumerate(layers_of(given))
-    records = {layer: record for layer, (_, record) in layers if record}
-    if not records and not mixers_of(given):
-        family, _ = _family(given)
-        kinds = message(", ").join(sorted(set(kinds_of(given))))
-        raise ValueError(
-            message(
-                "{}: no layer has softmax attention; all are {}",
-                family,
-                kinds[:200],
-            )
-        )
-    return records
-
-
-SIZES = "d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim"
+POSITIVE = "d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim"
 MANY = 1000  # layers
 HUGE = 2**31
+# Fields that may not be negative, also where no layer reads them.
+WINDOWS = "sliding_window", "attention_chunk_size"
 INDEXED = "indexed_attention"
-CALLED = {  # in some files, what is called otherwise today
+KIND_NAMES = {  # kinds of layers by the names that some files give them
     "attention": "full_attention",
     "hybrid": "full_attention",  # beside a state
     "deepseek_sparse_attention": INDEXED,
@@ -444,10 +394,21 @@ CALLED = {  # in some files, what is called otherwise today
 KINDS = "full_attention", "sliding_attention", "chunked_attention", INDEXED
 ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
 DRAFTS = "eagle", "dflash", "dspark", "draft", "medusa"
-# What a file of images too says once, beside the fields of its text model.
-OUTSIDE = "tie_word_embeddings", "quantization_config", "torch_dtype", "dtype"
-# What a file says of RoPE that was written before transformers 5.
-BEFORE = (
+FAMILY = {  # the family behind other names in files
+    "deepseek_ref": "deepseek_v4",
+    "kimi_k2": "deepseek_v3",
+    "minimax_m3": "minimax_m3_vl_text",
+    "qwen3_asr": "qwen3",
+    "qwen3_asr_text": "qwen3",
+    "qwen3_asr_thinker": "qwen3",
+}
+# Fields that the file of a model of images has beside its text model.
+OUTSIDE = (
+    *("tie_word_embeddings", "torch_dtype", "dtype"),
+    *("quantization_config", "quantization"),
+)
+# Fields of RoPE in a file that was written before transformers 5.
+OLD_ROPE = (
     *("rope_theta", "rope_scaling"),
     *("rotary_emb_base", "rope_local_base_freq"),
 )
@@ -471,55 +432,133 @@ class Fields(dict[str, Any]):
 Layers = Sequence[tuple[str, AttentionRecord | None]]
 
 
-def layers_of(given: Mapping[str, Any]) -> Layers:
-    """What the config calls each layer, and the record of its attention."""
-    kinds = kinds_of(given)
-    return [
-        (kind, _record(given, kinds, layer) if kind in KINDS else None)
-        for layer, kind in enumerate(kinds)
-    ]
+@dataclass(frozen=True, eq=False)
+class Config:
+    """A model's `config.json`, and what has been read from it.
+
+    `read_config` makes it. Kinds and records are computed when they are first
+    asked for, and then kept: whatever needs them is handed this object.
+    """
+
+    fields: Mapping[str, Any]  # of the text model
+    path: str | None = None  # if it was read from a file
+    outer: str = ""  # the model_type of the whole file
+
+    @property
+    def family(self) -> str:
+        """Its `model_type`, whether the family is known or not."""
+        return str(self.fields.get("model_type"))
+
+    @property
+    def quantization(self) -> Any:
+        """What it says of the format of its weights; MLX says it twice."""
+        fields = self.fields
+        return fields.get("quantization_config") or fields.get("quantization")
+
+    @property
+    def row(self) -> Family:
+        """What `families.toml` says of the family."""
+        family = self.fields.get("model_type")
+        if not isinstance(family, str):
+            raise ValueError(message("the config has no model_type"))
+        if family not in families():
+            raise ValueError(
+                message(
+                    "model_type={!r} is none of the {} families whose "
+                    "attention is known",
+                    family,
+                    len(families()),
+                )
+            )
+        return families()[family]
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """What the config calls each of its layers.
+
+        A field that may change attention and that nobody reads is an error.
+        """
+        _check_fields(self.family, self.row, self.fields)
+        return kinds_in(self.family, self.row, self.fields)
+
+    @cached_property
+    def layers(self) -> Layers:
+        """The kind of each layer, and the record of its attention."""
+        return [
+            (kind, self.record(layer) if kind in KINDS else None)
+            for layer, kind in enumerate(self.kinds)
+        ]
+
+    @cached_property
+    def records(self) -> dict[int, AttentionRecord]:
+        """The records of the layers that have softmax attention, by layer."""
+        layers = enumerate(self.layers)
+        records = {layer: record for layer, (_, record) in layers if record}
+        if not records and not self.mixers:
+            kinds = message(", ").join(sorted(set(self.kinds)))
+            raise ValueError(
+                message(
+                    "{}: no layer has softmax attention; all are {}",
+                    self.family,
+                    kinds[:200],
+                )
+            )
+        return records
+
+    @cached_property
+    def mixers(self) -> dict[int, MixerRecord]:
+        """The records of layers with a template of their own, by layer."""
+        return _mixers(self)
+
+    def record(self, layer: int) -> AttentionRecord:
+        """The record of the attention of one layer."""
+        kinds = self.kinds
+        try:
+            return _checked(_layer(self, kinds, layer))
+        except UNREADABLE:
+            raise ValueError(message(WRONG, self.family)) from None
 
 
-def kinds_of(given: Mapping[str, Any]) -> list[str]:
-    """What the config calls each of its layers, once its fields are known."""
-    family, row = _family(given)
-    _check_fields(family, row, given)
-    return kinds_in(family, row, given)
-
-
-def kinds_in(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:
-    """The same of a config of this row, with whatever fields it has."""
+def kinds_in(family: str, row: Family, config: Mapping[str, Any]) -> list[str]:
+    """What a config of this row calls its layers, whatever fields it has."""
     try:
-        return _kinds(family, row, given)
+        return _kinds(family, row, config)
     except UNREADABLE:
         raise ValueError(message(WRONG, family)) from None
 
 
-def fields_of(config: Any) -> dict[str, Any]:
-    """The fields of the config, or of that of its text model."""
-    if hasattr(config, "to_dict"):
-        config = config.to_dict()
-    if isinstance(config, (str, PathLike)):
-        config = parsed(Path(config).read_text("utf-8-sig"))
-        if not isinstance(config, Mapping):
-            kind = type(config).__name__
+def read_config(source: Any) -> Config:
+    """Read a config: what its file holds, its path, or that of transformers.
+
+    If the model reads images too, the fields are those of its text model.
+    """
+    path = None
+    if hasattr(source, "to_dict"):
+        source = source.to_dict()
+    if isinstance(source, (str, PathLike)):
+        path = fspath(source)
+        source = parsed(Path(path).read_text("utf-8-sig"))
+        if not isinstance(source, Mapping):
+            kind = type(source).__name__
             raise ValueError(
                 message("the file contains {}, not an object", kind)
             )
-    if not isinstance(config, Mapping):
-        raise TypeError(f"config is {type(config).__name__}; pass an object")
-    text, given = config.get("text_config"), dict(config)
-    if isinstance(text, Mapping):
-        given = dict(text)
-        for name in ("model_type", *OUTSIDE):
-            if given.get(name) is None and name in config:
-                given[name] = config[name]
-    family = given.get("model_type")
-    if family == "kimi_k2":  # so it is called on the Hub
-        given["model_type"] = "deepseek_v3"
+    if not isinstance(source, Mapping):
+        raise TypeError(f"config is {type(source).__name__}; pass an object")
+    fields, whole = dict(source), str(source.get("model_type"))
+    for part in ("thinker_config", "text_config"):
+        outer, inner = fields, fields.get(part)
+        if isinstance(inner, Mapping):
+            fields = dict(inner)
+            for name in ("model_type", *OUTSIDE):
+                if fields.get(name) is None and name in outer:
+                    fields[name] = outer[name]
+    family = fields.get("model_type")
+    if isinstance(family, str):
+        fields["model_type"] = FAMILY.get(family, family)
     if f"{family}_text" in families():  # of images too, without text_config
-        given["model_type"] = f"{family}_text"
-    return given
+        fields["model_type"] = f"{family}_text"
+    return Config(fields, path, whole)
 
 
 def parsed(text: str) -> Any:
@@ -527,7 +566,7 @@ def parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        at = f"line {error.lineno}, column {error.colno}"
+        at = message("line {}, column {}", error.lineno, error.colno)
         raise ValueError(message("the file is not JSON: {}", at)) from None
     except (ValueError, RecursionError):
         raise ValueError(
@@ -535,30 +574,14 @@ def parsed(text: str) -> Any:
         ) from None
 
 
-def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
-    family = given.get("model_type")
-    if not isinstance(family, str):
-        raise ValueError(message("the config has no model_type"))
-    if family not in families():
-        raise ValueError(
-            message(
-                "model_type={!r} is none of the {} families whose attention is "
-                "known",
-                family,
-                len(families()),
-            )
-        )
-    return family, families()[family]
-
-
 def left_out(
-    row: Family, given: Mapping[str, Any]
+    row: Family, config: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Fields that say something and that the row leaves out: those that may
-    change attention, and those that nobody knows."""
-    attention, other = _field_names()
-    known = row.reads | other
-    names = [name for name, value in given.items() if value]
+    """Fields that have a value and that the row does not read: first those
+    that may change attention, then those that are unknown."""
+    attention, others = _field_names()
+    known = row.reads | others
+    names = [name for name, value in config.items() if value]
     names = [name for name in names if name not in known]
     return (
         [name for name in names if name in attention],
@@ -566,10 +589,10 @@ def left_out(
     )
 
 
-def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
-    """Refuse fields that may change attention and that the row leaves out."""
-    classes = str(given.get("architectures")).lower()
-    if given.get("draft_vocab_size") or any(n in classes for n in DRAFTS):
+def check_no_draft(family: str, config: Mapping[str, Any]) -> None:
+    """Refuse the small model that writes drafts for one of this family."""
+    classes = str(config.get("architectures")).lower()
+    if config.get("draft_vocab_size") or any(n in classes for n in DRAFTS):
         raise ValueError(
             message(
                 "{}: this is a draft model, whose attention differs from the "
@@ -577,11 +600,31 @@ def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
                 family,
             )
         )
-    unread, unknown = left_out(row, given)
-    fields = ", ".join(f"{n}={given[n]!r}"[:80] for n in unread + unknown)
+
+
+def _check_fields(family: str, row: Family, config: Mapping[str, Any]) -> None:
+    """Refuse fields that may change attention and that the row leaves out."""
+    check_no_draft(family, config)
+    for name in WINDOWS:
+        size = config.get(name)
+        if isinstance(size, (int, float)) and size < 0:
+            raise ValueError(
+                message("{}: {}={} is not positive", family, name, size)
+            )
+    unread, unknown = left_out(row, config)
+    fields = ", ".join(f"{n}={config[n]!r}"[:80] for n in unread + unknown)
     if unread:
         raise ValueError(
             message("{}: attention does not read {}", family, fields)
+        )
+    if any(isinstance(config[name], Mapping) for name in unknown):
+        raise ValueError(
+            message(
+                "{}: unknown fields may change attention, or hold the text "
+                "model: {}",
+                family,
+                fields,
+            )
         )
     if unknown:
         raise ValueError(
@@ -596,57 +639,73 @@ def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
 
 @cache
 def _field_names() -> tuple[set[str], set[str]]:
-    """Fields of configs that may change attention, and those that do not."""
+    """The fields of configs that may change attention, and the others."""
     fields = _table()["_fields"]
     return {*fields["attention"].split()}, {*fields["others"].split()}
 
 
-def _size(size: Any, family: str, given: Mapping[str, Any]) -> int:
-    """A size, or an error with what the config says of it."""
+def _size(size: Any, family: str, config: Mapping[str, Any]) -> int:
+    """Return a size, or refuse it with the fields that it comes from."""
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        text = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        text = ", ".join(f"{name}={value!r}" for name, value in config.items())
         raise ValueError(
             message("{}: {} is not a positive number", family, text[:200])
         )
     return size
 
 
-def present(row: Family, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that say something: given, or what their absence means."""
-    return {k: v for k, v in {**row.defaults, **given}.items() if v is not None}
+def present(row: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that have a value, in the config or by default."""
+    return {
+        k: v for k, v in {**row.defaults, **config}.items() if v is not None
+    }
 
 
-def _kinds(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:
+def _kinds(family: str, row: Family, config: Mapping[str, Any]) -> list[str]:
     """What the config calls its layers."""
-    read = present(row, given)
-    blocks = read.get("layers_block_type")
+    values = present(row, config)
+    blocks = values.get("layers_block_type")
     names = "num_hidden_layers", "n_layer", "n_layers", "num_layers"
-    name = next((name for name in names if name in read), names[0])
-    size = len(blocks) if blocks else read.get(name)
+    name = next((name for name in names if name in values), names[0])
+    size = len(blocks) if blocks else values.get(name)
     count = _size(size, family, {name: size})
     if count > MANY:
         raise ValueError(
             message("{}: {} layers are more than {}", family, count, MANY)
         )
-    return [_kind(row, read, layer) for layer in range(count)]
+    for name in ("layer_types", "layers_block_type"):
+        kinds = values.get(name) or [""] * count
+        if isinstance(kinds, str):
+            raise ValueError(message(NO_VALUE, family, name, kinds))
+        if len(kinds) < count:
+            raise ValueError(
+                message(
+                    "{}: {} has {} entries for {} layers",
+                    family,
+                    name,
+                    len(kinds),
+                    count,
+                )
+            )
+    return [_kind(row, values, layer) for layer in range(count)]
 
 
-def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
+def _kind(row: Family, config: Mapping[str, Any], layer: int) -> str:
     """What the config calls this layer."""
-    kinds = read.get("layer_types") or read.get("layers_block_type")
+    kinds = config.get("layer_types") or config.get("layers_block_type")
     if kinds:
         kind = str(kinds[layer])
-        kind = CALLED.get(kind, kind)
-        values = Fields(read)
+        kind = KIND_NAMES.get(kind, kind)
+        values = Fields(config)
         for name in ("old", "called"):
             values[name] = value_of(row.fields.get(name), values)
         return str((values["called"] or {}).get(kind, kind))
     if "kind" not in row.fields:
         differ = "layer_type" in names_in(row.fields.get("window"))
-        if differ and read.get("sliding_window"):
+        if differ and config.get("sliding_window"):
             raise ValueError(message("the config has no layer_types"))
         return "full_attention"
-    values = Fields(read, layer=layer)
+    values = Fields(config, layer=layer)
     for name in ("has_rope", "kind"):
         if name in row.fields:
             values[name] = value_of(row.fields[name], values)
@@ -655,61 +714,68 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
     return str(values["kind"])
 
 
-def _own(read: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
-    """What the config says of one layer alone."""
-    own = read.get("per_layer_config") or {}
+def _layer_config(config: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
+    """The fields that hold for one layer alone."""
+    layers = config.get("per_layer_config") or {}
     try:
-        layers = {int(key): each for key, each in own.items()}  # "05" is one
+        layers = {int(key): entry for key, entry in layers.items()}  # "05" is 5
     except ValueError:
         raise TypeError("a layer that is no number") from None
     return dict(layers.get(layer) or {})
 
 
-def _of_kind(
+def _rope_of_kind(
     rope: Mapping[str, Any] | None, kind: str
 ) -> Mapping[str, Any] | None:
-    """What holds for this kind of layer, if the kinds differ."""
+    """The part of RoPE for this kind of layer, if the kinds differ."""
     if rope and all(isinstance(v, Mapping | None) for v in rope.values()):
         return rope.get(kind) or {}
     return rope
 
 
-def _written(
-    row: Family, given: Mapping[str, Any], values: Mapping[str, Any]
+def _rope_parameters(
+    row: Family, config: Mapping[str, Any], values: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """What the config says of RoPE in this layer, as transformers 5 writes it.
+    """RoPE in this layer, as transformers 5 writes it.
 
-    `rope_parameters` says it all. A file from before has `rope_theta` and
-    `rope_scaling`, and layers with a window may have a base of their own, which
-    no scaling changes.
+    `rope_parameters` says it all. An older file has `rope_theta` and
+    `rope_scaling`. There, layers with a window may have a base of their own,
+    which no scaling changes.
     """
     kind = values["layer_type"]
-    rope = _of_kind(given.get("rope_parameters"), kind)
+    rope = _rope_of_kind(config.get("rope_parameters"), kind)
     if rope is not None:
         return rope
     default = row.defaults.get("rope_parameters") or {}
-    rope = _of_kind(default, kind) or {}
-    if not any(given.get(name) for name in BEFORE):
+    rope = _rope_of_kind(default, kind) or {}
+    if not any(config.get(name) for name in OLD_ROPE):
         return rope
     theta, scaling = "rope_theta", values["rope_scaling"]
     if kind == "sliding_attention" and kind in default:
         scaling = None
         if "rope_local_base_freq" in row.reads:
             theta = "rope_local_base_freq"
-    base = given.get(theta) or given.get("rotary_emb_base")
+    base = config.get(theta) or config.get("rotary_emb_base")
     base = base or rope.get("rope_theta") or values["rope_theta"]
-    old = dict(scaling or {})
-    return {**old, "rope_theta": old.get("rope_theta") or base}
+    scaling = dict(scaling or {})
+    return {**scaling, "rope_theta": scaling.get("rope_theta") or base}
 
 
 def _rope(
     family: str,
     row: Family,
-    given: Mapping[str, Any],
+    config: Mapping[str, Any],
     values: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The same, complete: what an expression of the table calls `rope`."""
-    rope = dict(_written(row, given, values))
+    """RoPE in this layer with all defaults: `rope` in expressions."""
+    for name in ("rope_parameters", "rope_scaling"):
+        part = config.get(name) or {}
+        if not isinstance(part, Mapping):
+            raise ValueError(message(NO_VALUE, family, name, part))
+    rope = dict(_rope_parameters(row, config, values))
+    for name, value in rope.items():
+        if isinstance(value, str) and name not in ("rope_type", "type"):
+            raise ValueError(message(NO_VALUE, family, name, value))
     unknown = sorted(rope.keys() - ROPE_FIELDS)
     if unknown:
         raise ValueError(
@@ -725,7 +791,7 @@ def _rope(
             message("{}: RoPE of kind {!r} is not known", family, kind)
         )
     rope["kind"] = kind
-    share = given.get("partial_rotary_factor") or given.get("rotary_pct")
+    share = config.get("partial_rotary_factor") or config.get("rotary_pct")
     share = share or values["partial_rotary_factor"] or 1.0
     rope.setdefault("partial_rotary_factor", share)
     length = (
@@ -738,13 +804,13 @@ def _rope(
         longest = rope.get("factor", 0) * length
         longest = longest or values["max_position_embeddings"]
         rope.setdefault("longest", longest)
-    rope["size"], rope["sharper"] = _sizes(rope)
+    rope["size"], rope["sharper"] = _rope_sizes(rope)
     return rope
 
 
-def _sizes(rope: Mapping[str, Any]) -> tuple[float, float]:
-    """By how much the kind scales cosines and sines, and the scores of MLA."""
-    factor, given = rope.get("factor") or 1.0, rope.get("attention_factor")
+def _rope_sizes(rope: Mapping[str, Any]) -> tuple[float, float]:
+    """The factors of cosines and sines, and of the scores of MLA."""
+    factor = rope.get("factor") or 1.0
 
     def mscale(name: str) -> float:
         return 0.1 * (rope.get(name) or 0.0) * math.log(factor) + 1.0
@@ -761,7 +827,7 @@ def _sizes(rope: Mapping[str, Any]) -> tuple[float, float]:
         )
         more = math.log(max(longest / length, 1))
         size = math.sqrt(1 + more / math.log(length))
-    return given or size, mscale("mscale_all_dim") ** 2
+    return rope.get("attention_factor") or size, mscale("mscale_all_dim") ** 2
 
 
 def _fits(value: object, kind: Any) -> bool:

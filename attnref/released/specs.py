@@ -21,6 +21,7 @@ from attnref.numbers.shapes import (
     Source,
 )
 from attnref.released.from_config import model_from_config
+from attnref.released.record import read_config
 from attnref.words import hint, message, plain
 
 KINDS: Mapping[str, type[Group]] = MappingProxyType(
@@ -43,11 +44,11 @@ PLACES = {
 }
 
 
-def when(date: str) -> str:
+def date_key(date: str) -> str:
     """To sort dates by: an unknown month stands behind the known ones.
 
     Examples:
-        >>> sorted(["2026", "2026-02", "2025"], key=when)
+        >>> sorted(["2026", "2026-02", "2025"], key=date_key)
         ['2025', '2026-02', '2026']
     """
     return f"{date}-13"[:7]
@@ -57,7 +58,7 @@ class _Models(Mapping[str, Model]):
     """Each is read when it is asked for: of a config it takes milliseconds."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
-        rows = sorted(rows, key=lambda row: when(row["date"]))
+        rows = sorted(rows, key=lambda row: date_key(row["date"]))
         self.rows = {row["id"]: row for row in rows}
         self.models: dict[str, Model] = {}
 
@@ -103,7 +104,7 @@ def _facts(
     config: dict[str, Any], source: Source, row: dict[str, Any]
 ) -> dict[str, Any]:
     """What the config.json of a model says of it."""
-    model = model_from_config(config)
+    model = model_from_config(read_config(config))
     last = sorted(model.groups, key=lambda g: isinstance(g, Recurrent))
     facts: dict[str, Any] = {"groups": tuple(last)}
     facts["max_context"] = model.max_context
@@ -130,7 +131,7 @@ def models() -> Mapping[str, Model]:
     return _Models(_specs()["models"])
 
 
-def called() -> dict[str, str]:
+def chinese_names() -> dict[str, str]:
     """Families of models by their Chinese names."""
     return dict(_specs()["called"])
 
@@ -151,7 +152,7 @@ def _specs() -> dict[str, Any]:
 def _english(text: str) -> str:
     """With English names of families: for 通义千问3-8B or 智谱 GLM-4.5."""
     if not text.isascii():
-        for name, family in called().items():
+        for name, family in chinese_names().items():
             pattern = rf"{name}[\s-]*(?:{family})?"
             text = re.sub(pattern, family, text, flags=re.IGNORECASE)
     return text
@@ -175,16 +176,14 @@ def find_model(id: str) -> Model:
         Traceback (most recent call last):
         ValueError: there is no model 'falcon'; did you mean falcon-7b?
     """
-    known = models()
-    if id in known:
-        return known[id]
-    whole = str(id)
-    texts = {row["name"]: row["id"] for row in _specs()["models"]}
-    texts |= {id: id for id in known}
-    english = _english(whole)
+    if id in models():
+        return models()[id]
+    ids = {row["name"]: row["id"] for row in _specs()["models"]}
+    ids |= {id: id for id in models()}
+    english = _english(str(id))
     spellings = {plain(english), plain(english.rpartition("/")[2])}
-    meant = {texts[text] for text in texts if plain(text) in spellings}
-    if len(meant) != 1:
-        what = message("there is no model {!r}", id)
-        raise ValueError(what + hint(english, texts))
-    return known[meant.pop()]
+    matches = {ids[text] for text in ids if plain(text) in spellings}
+    if len(matches) != 1:
+        error = message("there is no model {!r}", id)
+        raise ValueError(error + hint(english, ids))
+    return models()[matches.pop()]

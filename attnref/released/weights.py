@@ -1,106 +1,217 @@
-"""The parameters of a model, counted from its config.json."""
+"""The weights of a model as named matrices, from its config.json."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from attnref.numbers.weights import Matrix
 from attnref.released.expression import value_of
+from attnref.released.mixers import CompressedAttention
 from attnref.released.record import (
     UNREADABLE,
     AttentionRecord,
+    Config,
     Fields,
-    Layers,
     families,
-    layers_of,
     read_by,
 )
 
 BIASES = "mlp_bias", "use_bias", "lm_head_bias", "bias", "add_bias_linear"
-LAST = "mlp", "mixer", "norms", "ends", "once", "tied"  # made of the others
+# Entries that read other entries are computed after these, and then matrices.
+LAST = (
+    *("inner", "sparse", "beside", "reduced", "vectors", "buffer", "mixer"),
+    *("norms", "ends", "once", "tied"),
+)
+ORDER = {name: n + 1 for n, name in enumerate(LAST)}
+BUFFER = "norm_buffer"  # in files, but no parameters
+PLACE = "model.layers.{}.self_attn"
+# Each device has all of these.
+WHOLE = "gate", "proj", "q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate"
 
 
-def params_of(
-    given: Mapping[str, Any], layers: Layers | None = None
-) -> tuple[int, int] | None:
-    """All parameters, and those of attention; None if the family is not known.
+def matrices_of(config: Config) -> list[Matrix]:
+    """All matrices by their published names; none if they are not known.
 
-    Draft layers and vision encoders are not counted.
+    Vectors of a layer, such as norms and biases, are one row: `norms`. Draft
+    layers and vision encoders are left out.
+
+    Examples:
+        >>> from attnref.released.record import read_config
+        >>> config = {"model_type": "llama", "num_hidden_layers": 1}
+        >>> config |= {"hidden_size": 64, "num_attention_heads": 4}
+        >>> config |= {"intermediate_size": 128, "vocab_size": 100}
+        >>> config |= {"tie_word_embeddings": True}
+        >>> sum(m.params for m in matrices_of(read_config(config)))
+        47552
+        >>> matrices_of(read_config(config))[0]
+        Matrix(name='model.layers.0.self_attn.o_proj', rows=64, columns=64,
+        copies=1, parts=4, attention=True)
     """
-    family = families().get(given["model_type"])
-    entries = family.weights if family else {}
+    row = families().get(config.family)
+    entries = row.weights if row else {}
     unread = {*BIASES} - read_by(entries)
-    if not entries or any(given.get(name) for name in unread):
-        return None
-    layers = layers or layers_of(given)
-    attention = rest = 0
-    read = Fields()
+    if not row or not entries or any(config.fields.get(n) for n in unread):
+        return []
+    names = sorted(entries, key=lambda n: 99 if "." in n else ORDER.get(n, 0))
+    dotted = [name for name in names if "." in name]
+    values = Fields()
+    result: list[Matrix] = []
+    at = row.names.get("at", PLACE)
     try:
-        for layer, (kind, record) in enumerate(layers):
-            read = Fields(given, layer=layer, layer_type=kind)
-            for name in sorted(entries, key=LAST.__contains__):
-                read[name] = value_of(entries[name], read)
-            rest += read["mlp"] + read["norms"] * read["d"]
-            if record is None or read["mixer"]:
-                attention += read["mixer"]
+        for layer, (kind, record) in enumerate(config.layers):
+            values = Fields(config.fields, layer=layer, layer_type=kind)
+            for name in names:
+                values[name] = value_of(entries[name], values)
+            base = at.split("{}")[0] + str(layer)
+            mixer = row.names.get("mixer", at).format(layer)
+            places = {
+                "mlp": f"{base}.{values['module'] or 'mlp'}.",
+                "mixer": f"{mixer}.",
+                "layer": f"{base}.",
+            }
             if record:
-                attention += attention_params(record)
-        ends = (1 if read["tied"] else 2) * read["vocab_size"] + read["ends"]
-        whole = attention + rest + ends * read["d"] + read["once"]
+                place = at.format(layer)
+                for matrix in attention_matrices(record):
+                    name = row.names.get(matrix.name, matrix.name)
+                    result.append(matrix._replace(name=f"{place}.{name}"))
+            compressed = config.mixers.get(layer)
+            if isinstance(compressed, CompressedAttention):
+                result += _compressed(compressed, f"{base}.attn.")
+            for name in dotted:
+                place, short = name.split(".", 1)
+                if place in places:
+                    full = places[place] + short
+                    mixes = place == "mixer"
+                    result.append(_matrix(values[name], full, mixes))
+            result.append(_vector(f"{base}.norms", values["mixer"] or 0, True))
+            others = values["norms"] * values["d"] + (values["vectors"] or 0)
+            result.append(_vector(f"{base}.norms", others))
+            result.append(_vector(f"{base}.{BUFFER}", values["buffer"] or 0))
+        for name in dotted:
+            if name.startswith("model."):
+                result.append(_matrix(values[name], name))
+        size = values["vocab_size"], values["d"]
+        result.append(_matrix(size, "model.embed_tokens"))
+        if not values["tied"]:
+            result.append(_matrix(size, "lm_head"))
+        last = values["ends"] * values["d"] + values["once"]
+        result.append(_vector("model.norm", last))
+        total = sum(matrix.params for matrix in result)
     except UNREADABLE:
-        return None
-    if read["tied"] is None or not isinstance(whole, int):
-        return None
-    return whole, attention
+        return []
+    if values["tied"] is None or not isinstance(total, int):
+        return []
+    return [matrix for matrix in result if matrix.params]
 
 
-def attention_params(r: AttentionRecord) -> int:
-    """Parameters of the attention of one layer.
+def params_of(config: Config) -> tuple[int, int] | None:
+    """All parameters, and those of attention; None if they are not known."""
+    matrices = matrices_of(config)
+    if not matrices:
+        return None
+    learned = [m for m in matrices if m.name.split(".")[-1] != BUFFER]
+    attention = sum(matrix.params for matrix in learned if matrix.attention)
+    return sum(matrix.params for matrix in learned), attention
+
+
+def _matrix(
+    size: tuple[int, ...], name: str, attention: bool = False
+) -> Matrix:
+    parts = 1 if name.split(".")[-1] in WHOLE else 0
+    copies, rows, columns = size if len(size) > 2 else (1, *size)
+    return Matrix(name, rows, columns, copies, parts, attention)
+
+
+def _vector(name: str, size: int, attention: bool = False) -> Matrix:
+    return Matrix(name, 1, size, 1, 1, attention)
+
+
+def attention_matrices(r: AttentionRecord) -> Iterator[Matrix]:
+    """The matrices of the attention of one layer, under our names.
 
     Examples:
         >>> from attnref.released.record import attention_of
         >>> config = {"model_type": "llama", "num_hidden_layers": 1}
         >>> config |= {"hidden_size": 64, "num_attention_heads": 4}
-        >>> attention_params(attention_of(config))
+        >>> sum(m.params for m in attention_matrices(attention_of(config)))
         16384
     """
-    d, heads, out = r.d_model, r.n_heads, r.n_heads * r.v_head_dim
-    q, k, v = heads * r.head_dim, r.n_kv_heads * r.head_dim, 0
-    if not r.k_is_v:
-        v = r.n_kv_heads * r.v_head_dim
+    d, heads, groups = r.d_model, r.n_heads, r.n_kv_heads
+    out, q, k = heads * r.v_head_dim, heads * r.head_dim, groups * r.head_dim
+    v = 0 if r.k_is_v else groups * r.v_head_dim
     if r.shares is not None:
         k = v = 0
-    n = (
-        (out + r.o_bias) * (r.d_out or d)
-        + r.with_sinks * heads
-        + r.sub_norm * out
-    )
+    vectors = r.o_bias * (r.d_out or d) + r.with_sinks * heads
+    vectors += r.sub_norm * out
+
+    def split(name: str, rows: int, columns: int, parts: int = heads) -> Matrix:
+        return Matrix(name, rows, columns, 1, parts, True)
+
+    yield split("o_proj", r.d_out or d, out)
     if r.gate in ("per channel", "per head"):
-        n += d * (out if r.gate == "per channel" else heads)
-        n += r.gate_bias * heads
+        yield split("gate_proj", out if r.gate == "per channel" else heads, d)
+        vectors += r.gate_bias * heads
     if r.kv_rank:
+        latent, rank = r.kv_rank + r.rope_dim, r.q_rank or 0
+        yield split("kv_a_proj_with_mqa", latent, d, 1)
         nope = r.head_dim - r.rope_dim
-        down = r.kv_rank + r.rope_dim + (r.q_rank or 0)
-        n += d * down + r.qkv_bias * down + r.kv_rank + (r.q_rank or 0)
-        n += r.kv_rank * heads * (nope + r.v_head_dim)
-        n += r.rope_norm * r.rope_dim + _index_params(r)
-        if r.gate == "in q_proj":
-            return n + 2 * (r.q_rank or d) * (q + out)
-        return n + (r.q_rank or d) * q
-    n += _index_params(r)
-    made = q * (2 if r.gate == "in q_proj" else 1) + k + v
-    n += (d + r.qkv_bias) * made
-    if r.norm and r.norm_weight:
-        if r.norm in ("RMS of a head", "LayerNorm"):
-            one = r.head_dim * (2 if r.norm == "LayerNorm" else 1)
-            return n + one * (2 if k else 1)
-        return n + q + k
-    return n
+        yield split("kv_b_proj", heads * (nope + r.v_head_dim), r.kv_rank)
+        if rank:
+            yield split("q_a_proj", rank, d, 1)
+        gated = r.gate == "in q_proj"
+        name = "q_b_proj" if rank else "q_proj"
+        yield split(name, 2 * (q + out) if gated else q, rank or d)
+        vectors += r.qkv_bias * (latent + rank) + r.kv_rank + rank
+        vectors += r.rope_norm * r.rope_dim
+    else:
+        q *= 2 if r.gate == "in q_proj" else 1
+        yield split("q_proj", q, d)
+        yield split("k_proj", k, d, groups)
+        yield split("v_proj", v, d, groups)
+        vectors += r.qkv_bias * (q + k + v)
+        if r.norm and r.norm_weight:
+            width = heads * r.head_dim + k
+            if r.norm in ("RMS of a head", "LayerNorm"):
+                width = r.head_dim * (2 if r.norm == "LayerNorm" else 1)
+                width *= 2 if k else 1
+            vectors += width
+    if r.index_own:
+        heads, width = r.index_heads, r.index_dim
+        pooled = r.index_pool in ("max", "mean")
+        yield split("index_k_proj" if pooled else "indexer.wk", width, d, 1)
+        vectors += 2 * width
+        if pooled:
+            yield split("index_q_proj", heads * width, d, 1)
+        else:
+            yield split("indexer.wq_b", heads * width, r.q_rank or d, 1)
+            yield split("indexer.weights_proj", heads, d, 1)
+        if r.index_pool == "learned":
+            yield split("indexer.compress", r.index_block + d, width, 1)
+    yield split("norms", 1, vectors, 1)
 
 
-def _index_params(r: AttentionRecord) -> int:
-    if not r.index_own:
-        return 0
-    d, heads, one = r.d_model, r.index_heads, r.index_dim
-    if r.index_pool in ("max", "mean"):
-        return d * (heads + 1) * one + 2 * one
-    n = (r.q_rank or d) * heads * one + d * (heads + one) + 2 * one
-    return n + (r.index_block + d) * one * (r.index_pool == "learned")
+def _compressed(r: CompressedAttention, place: str) -> Iterator[Matrix]:
+    """The matrices of a layer of DeepSeek V4, as published."""
+
+    def whole(name: str, rows: int, columns: int, parts: int = 1) -> Matrix:
+        return Matrix(place + name, rows, columns, 1, parts, True)
+
+    d, heads, dim, groups = r.d_model, r.n_heads, r.key_dim, r.groups
+    yield whole("wq_a", r.q_rank, d)
+    yield whole("wq_b", heads * dim, r.q_rank, heads)
+    yield whole("wkv", dim, d)
+    yield whole("wo_a", groups * r.o_rank, heads * dim // groups, groups)
+    yield whole("wo_b", d, groups * r.o_rank, groups)
+    vectors = r.q_rank + dim + heads
+    if r.rate > 1:
+        # Entries that an indexer chooses overlap: two keys for each.
+        width = 2 * dim if r.index_own else dim
+        yield whole("compressor.wkv", width, d)
+        yield whole("compressor.wgate", width, d)
+        vectors += r.rate * width + dim
+    if r.index_own:
+        width = 2 * r.index_dim
+        yield whole("indexer.wq_b", r.index_heads * r.index_dim, r.q_rank)
+        yield whole("indexer.weights_proj", r.index_heads, d)
+        yield whole("indexer.compressor.wkv", width, d)
+        yield whole("indexer.compressor.wgate", width, d)
+        vectors += r.rate * width + r.index_dim
+    yield whole("norms", 1, vectors)
