@@ -13,7 +13,7 @@ from sitekit.markdown import pages, parity
 
 
 def offline() -> str:
-    """The whole site as a zip that is read from file://."""
+    """Write the whole site as a zip that is read from file://."""
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
     env = os.environ | {"OFFLINE": "true", "SITE_URL": ""}
     with tempfile.TemporaryDirectory() as folder:
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> str:
     match arguments:
         case ["synced"]:
             stems = map(pages.stem_of, pages.markdown_files("en"))
-            problems = [why for stem in stems for why in parity.check(stem)]
+            problems = [line for stem in stems for line in parity.check(stem)]
             return "\n".join(problems) or "all pages are in line"
         case ["synced", *names]:
             stems = map(parity.whole_stem, names)

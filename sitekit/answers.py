@@ -15,33 +15,33 @@ from typing import Any
 
 import torch
 
-from attnref.check import vectors
+from attnref.judge import vectors
 from sitekit import ROOT
 
 ZIP = "answers.zip"
-SUFFIXES = (".py", ".txt", ".toml")
+SUFFIXES = (".py", ".txt", ".toml", ".json")
 
 
 @cache
 def folder() -> Path:
-    """Where they are on this machine."""
+    """The folder of the known answers on this machine."""
     key = sha256(torch.__version__.encode())
     for path in sorted((ROOT / "attnref").rglob("*")):
         if path.suffix in SUFFIXES:
             key.update(path.read_bytes())
-    kept = ROOT / "build/answers" / key.hexdigest()[:16]
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=kept.parent) as made:
-            vectors.write(Path(made, "all"), vectors.cases())
-            if not kept.exists():  # another build may have been quicker
-                Path(made, "all").replace(kept)
-    return kept
+    target = ROOT / "build/answers" / key.hexdigest()[:16]
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=target.parent) as temporary:
+            vectors.write(Path(temporary, "all"), vectors.cases())
+            if not target.exists():  # another build may have been quicker
+                Path(temporary, "all").replace(target)
+    return target
 
 
 def names() -> list[str]:
     """The files of answers/."""
-    return [f"{name}.safetensors" for name in vectors.cases()] + ["index.json"]
+    return [f"{name}.safetensors" for name in vectors.cases()] + ["index.json", "schema.json"]
 
 
 @cache
@@ -57,15 +57,9 @@ def file(name: str) -> bytes:
 
 @cache
 def archive() -> bytes:
-    """The same bytes from the same files: no time of a day is in it."""
-    to = BytesIO()
-    with zipfile.ZipFile(
-        to, "w", zipfile.ZIP_DEFLATED, compresslevel=9
-    ) as all_:
+    """A zip that holds no time of day: the same files give the same bytes."""
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as target:
         for name in names():
-            all_.writestr(
-                zipfile.ZipInfo(f"answers/{name}"),
-                file(name),
-                zipfile.ZIP_DEFLATED,
-            )
-    return to.getvalue()
+            target.writestr(zipfile.ZipInfo(f"answers/{name}"), file(name), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()

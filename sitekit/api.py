@@ -13,40 +13,42 @@ from sitekit.nav import COLON
 LINE = re.compile(r"^::: (attnref\.[\w.]+): (.+)$", re.MULTILINE)
 COMMA = {"en": ", ", "zh": "、"}
 NAMES = re.compile(r"^::: names$", re.MULTILINE)
-SECTION = re.compile(
-    r"^## ([^\n]+) { #([\w-]+) }$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
-)
+SECTION = re.compile(r"^## ([^\n]+) { #([\w-]+) }$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def places_in(markdown: str) -> list[str]:
     """attnref.core.masks.dense, attnref.core.masks.Rule, ..."""
     return [
-        f"{module}.{name}"
-        for module, names in LINE.findall(markdown)
-        for name in names.split(", ")
+        f"{module}.{name}" for module, names in LINE.findall(markdown) for name in names.split(", ")
     ]
 
 
 def _pages(language: str) -> Iterator[tuple[str, str]]:
-    """Their stems and texts."""
+    """The stem and text of each page of the API."""
     for path in pages.markdown_files(language):
         if pages.stem_of(path).startswith("api/"):
             yield pages.stem_of(path), source.text_of(path)
 
 
 def places(language: str = "en") -> list[str]:
+    """All names that pages of the API document."""
     return [p for _, text in _pages(language) for p in places_in(text)]
 
 
-def expanded(markdown: str, language: str) -> str:
-    """The Markdown of a page, with a directive for each name."""
+def page_of(place: str) -> str:
+    """The stem of the page that documents a name."""
+    return next(stem for stem, text in _pages("en") if place in places_in(text))
 
-    def documented(match: re.Match[str]) -> str:
+
+def list_names(markdown: str, language: str) -> str:
+    """Write a directive for each name that a page documents."""
+
+    def directives(match: re.Match[str]) -> str:
         return "\n\n".join(f"::: {place}" for place in places_in(match[0]))
 
     if NAMES.search(markdown):
         markdown = NAMES.sub("\n".join(_index(language)), markdown)
-    return LINE.sub(documented, markdown)
+    return LINE.sub(directives, markdown)
 
 
 def _index(language: str) -> Iterator[str]:

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 from markupsafe import escape
 
-from attnref.check.tasks import TASKS, stub
 from attnref.commands import copy
+from attnref.judge.tasks import TASKS, stub
 from attnref.words import version
 from sitekit import ROOT, answers
 from sitekit.adapter import BuildError, get_relative_url
@@ -48,16 +48,17 @@ FOLDERS = ("core", "caches", "layers")
 # What a file of the package is the full form of, if that has another name.
 PLAIN = {"sdpa": "attention", "block": "llama"}
 BIB = "references.bib"  # below docs/
+LLMS, MISTAKES = "llms.txt", "mistakes.json"  # at the root, for other programs
 WHEEL = "attnref-VERSION-py3-none-any.whl"  # on a page
 LINK = re.compile(r'<a href="(files|page):([^"#]*)(#[^"]*)?">(.*?)</a>')
 
 
-class Whole(NamedTuple):
+class Download(NamedTuple):
     """A file of the package and all that it needs, in one file."""
 
     source: str  # attnref/layers/gqa.py
     text: str
-    imported: list[str]  # what one imports from it
+    imported: list[str]  # the names that a reader imports from it
     contents: list[tuple[str, str]]  # source and name of each definition
 
     @property
@@ -79,77 +80,73 @@ class Whole(NamedTuple):
 
 
 # They read other files of the package, or are read by one of these.
-NO_COPY = {
-    "released.configured",
-    "released.generate",
-    "released.record",
-}
+NO_COPY = {"released.configured", "released.generate", "released.record"}
 
 
 def name_in(source: str) -> str:
-    """What a file of the package is called in `/files/`."""
+    """The name of a file of the package in `/files/`."""
     folder, name = source.split("/")[-2:]
     return f"plain/{name}" if folder == "plain" else name
 
 
 @cache
-def everything() -> dict[str, Whole]:
-    """All that can be downloaded, by the file of the package: the plain forms,
-    and what some page shows."""
-    out: dict[str, Whole] = {}
+def downloads() -> dict[str, Download]:
+    """All downloads, by the file of the package: the plain forms, and each file
+    that some page shows."""
+    result: dict[str, Download] = {}
     english = pages.markdown_files("en")
-    shown = {block.source for path in english for block in blocks_of(path)}
+    sources = {block.source for path in english for block in blocks_of(path)}
     for path in copy.plain().values():
         source, text = str(path.relative_to(ROOT)), text_of(path)
-        names = [n for n in _defined_in(text) if n[0] != "_"]
-        out[source] = Whole(source, text, names, [(source, n) for n in names])
+        names = [n for n in _definitions_in(text) if n[0] != "_"]
+        contents = [(source, name) for name in names]
+        result[source] = Download(source, text, names, contents)
     public = copy.files()
     for folder in FOLDERS:
         for path in sorted((ROOT / "attnref" / folder).glob("[!_.]*.py")):
             module = f"{folder}.{path.stem}"
-            if (
-                module in NO_COPY
-                or f"attnref/{folder}/{path.name}" not in shown
-            ):
+            if module in NO_COPY or f"attnref/{folder}/{path.name}" not in sources:
                 continue
-            whole = _copied(module, public.get(path.stem))
-            if whole.name in {other.name for other in out.values()}:
-                why = f"{whole.source}: another file is called {whole.name}"
-                raise BuildError(f"{why}, and /files/ has one of each name")
-            out[whole.source] = whole
-    return out
+            download = _copy(module, public.get(path.stem))
+            if download.name in {known.name for known in result.values()}:
+                why = f"another file is called {download.name}"
+                why = f"{download.source}: {why}, and /files/ has one"
+                raise BuildError(f"{why} of each name")
+            result[download.source] = download
+    return result
 
 
-def other_form(whole: Whole) -> Whole | None:
-    """Of a plain form the full one, and of a full one the plain."""
-    stem = Path(whole.source).stem
-    if "/plain/" not in whole.source:
+def other_form(download: Download) -> Download | None:
+    """The full form of a plain one, or the plain form of a full one."""
+    stem = Path(download.source).stem
+    if "/plain/" not in download.source:
         stem = PLAIN.get(stem, stem)
-        return everything().get(f"attnref/plain/{stem}.py")
-    full = (w for s, w in everything().items() if "/plain/" not in s)
-    by_stem = {Path(w.source).stem: w for w in full}
-    for other in (stem, *(f for f, p in PLAIN.items() if p == stem)):
-        if other in by_stem:
-            return by_stem[other]
+        return downloads().get(f"attnref/plain/{stem}.py")
+    full_forms = (w for s, w in downloads().items() if "/plain/" not in s)
+    by_stem = {Path(w.source).stem: w for w in full_forms}
+    for name in (stem, *(f for f, p in PLAIN.items() if p == stem)):
+        if name in by_stem:
+            return by_stem[name]
     return None
 
 
-def _copied(module: str, public: list[str] | None) -> Whole:
-    """With the address of the download, if the site has one."""
+def _copy(module: str, public: list[str] | None) -> Download:
+    """Copy a file with all that it needs. Its text names the address of the
+    download, if the site has one."""
     source = copy.source_of(module)
     names = public or [n for n in copy.read(module).definitions if n[0] != "_"]
     place = f"files/{Path(source).name}"
     try:
-        needed = copy.needed(names, "" if public else module)
+        definitions = copy.definitions_for(names, "" if public else module)
         text = copy.one_file(names, address(place), "" if public else module)
     except ValueError as error:
         raise BuildError(f"{source} cannot become /{place}: {error}") from error
-    contents = [(copy.source_of(d.module), d.name) for d in needed]
-    return Whole(source, text, names, contents)
+    contents = [(copy.source_of(d.module), d.name) for d in definitions]
+    return Download(source, text, names, contents)
 
 
 def address(place: str) -> str:
-    """Of a file of the site; without an address of the site, ""."""
+    """The address of a file, or "" if the site does not know its own."""
     site = os.environ.get("SITE_URL")
     return f"{site.rstrip('/')}/{place}" if site else ""
 
@@ -160,26 +157,24 @@ def wheel_name() -> str:
 
 @cache
 def wheel() -> bytes:
-    """As `python -m build` makes it. Of the same sources, it is the same."""
+    """The wheel, as `python -m build` makes it. Equal sources: equal bytes."""
     from hatchling.builders.wheel import WheelBuilder
 
     with tempfile.TemporaryDirectory() as folder:
-        (made,) = WheelBuilder(str(ROOT)).build(
-            directory=folder, versions=["standard"]
-        )
-        if Path(made).name != wheel_name():
-            raise BuildError(f"{Path(made).name} should be {wheel_name()}")
-        return Path(made).read_bytes()
+        (path,) = WheelBuilder(str(ROOT)).build(directory=folder, versions=["standard"])
+        if Path(path).name != wheel_name():
+            raise BuildError(f"{Path(path).name} should be {wheel_name()}")
+        return Path(path).read_bytes()
 
 
-def with_wheel(markdown: str) -> str:
-    """The Markdown of a page, with what stands for the wheel."""
+def fill_wheel(markdown: str) -> str:
+    """Put what pip is given in the place of WHEEL."""
     name = wheel_name()
     markdown = markdown.replace(f"files:{WHEEL}", f"files:{name}")
     return markdown.replace(WHEEL, address(f"files/{name}") or name)
 
 
-def _defined_in(text: str) -> list[str]:
+def _definitions_in(text: str) -> list[str]:
     names = []
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -194,15 +189,14 @@ def _defined_in(text: str) -> list[str]:
 @cache
 def texts() -> dict[str, str]:
     """The files of `/files/`."""
-    return {whole.name: whole.text for whole in everything().values()}
+    return {download.name: download.text for download in downloads().values()}
 
 
 @cache
-def _defined(code: str) -> dict[str, list[str]]:
-    """The sections of a file, each with the names that it defines; "" is all
-    of it."""
+def _definitions_by_section(code: str) -> dict[str, list[str]]:
+    """The names that each section of a file defines; "" is the whole file."""
     parts = {"": code, **sections(code)}
-    return {name: _defined_in(text) for name, text in parts.items()}
+    return {name: _definitions_in(text) for name, text in parts.items()}
 
 
 def stubs(language: str) -> dict[str, str]:
@@ -210,71 +204,72 @@ def stubs(language: str) -> dict[str, str]:
     return {f"exercises/{name}.py": stub(name, language) for name in TASKS}
 
 
-class Shown(NamedTuple):
-    """A block of a page: what it shows of which file."""
+class Block(NamedTuple):
+    """A block of a page, which shows a section of a file of the package."""
 
     page: str  # layers/gqa
     source: str
     section: str
-    defined: list[str]
+    names: list[str]  # that it defines
 
     @property
     def id(self) -> str:
-        """Where it stands on its page: `#gqa.py:module`."""
+        """The id of the block on its page: `#gqa.py:module`."""
         return f"{name_in(self.source)}:{self.section or 'whole'}"
 
 
-def blocks_of(path: Path) -> list[Shown]:
+def blocks_of(path: Path) -> list[Block]:
     """The blocks of the package's files that a page shows, in its order."""
-    shown: list[Shown] = []
+    blocks: list[Block] = []
     if not path.exists():  # the build alone has it
-        return shown
+        return blocks
     for fence in fences(text_of(path)):
         title = fence.title or ""
         if not (title.startswith("attnref/") and fence.includes):
             continue
         source, section = fence.includes[0]
-        where = f"{path.relative_to(ROOT)}:{fence.line}"
+        place = f"{path.relative_to(ROOT)}:{fence.line}"
         if title != source:
-            why = f"the block is titled {title} and includes {source}"
-            raise BuildError(f"{where}: {why}; give it the title {source}")
+            problem = f"the block is titled {title} and includes {source}"
+            raise BuildError(f"{place}: {problem}; give it the title {source}")
         if not (ROOT / source).exists():
-            known = [p.relative_to(ROOT) for p in ROOT.glob("attnref/*/*.py")]
-            hint = near(source, map(str, known))
-            raise BuildError(f"{where}: there is no {source}{hint}")
-        defined = _defined(text_of(ROOT / source))
-        if section not in defined:
-            hint = near(section, defined)
-            raise BuildError(f"{where}: {source} has no {section!r}{hint}")
+            files = [p.relative_to(ROOT) for p in ROOT.glob("attnref/*/*.py")]
+            hint = near(source, map(str, files))
+            raise BuildError(f"{place}: there is no {source}{hint}")
+        sections_of_file = _definitions_by_section(text_of(ROOT / source))
+        if section not in sections_of_file:
+            hint = near(section, sections_of_file)
+            raise BuildError(f"{place}: {source} has no {section!r}{hint}")
         page = pages.stem_of(path)
-        shown.append(Shown(page, source, section, defined[section]))
-    return shown
+        blocks.append(Block(page, source, section, sections_of_file[section]))
+    return blocks
 
 
-class Where:
-    """Where each file, and each name in it, is shown. Both languages show the
-    same: it is read from the English pages."""
+class CodeIndex:
+    """Which page shows each file, and each name in it. Both languages show the
+    same, so it is read from the English pages."""
 
     def __init__(self) -> None:
-        self.shown: dict[str, list[Shown]] = {}
+        self.blocks: dict[str, list[Block]] = {}
         for path in pages.markdown_files("en"):
             for block in blocks_of(path):
-                self.shown.setdefault(block.source, []).append(block)
+                self.blocks.setdefault(block.source, []).append(block)
 
     def home(self, source: str) -> str:
         """The page that explains a file: it has its name, or shows most."""
-        pages = [block.page for block in self.shown.get(source, [])]
+        pages = [block.page for block in self.blocks.get(source, [])]
         name = Path(source).stem.replace("_", "-")
-        named = [page for page in pages if page.rpartition("/")[2] == name]
-        return max(named or pages, key=pages.count, default="files")
+        namesakes = [page for page in pages if page.rpartition("/")[2] == name]
+        return max(namesakes or pages, key=pages.count, default="files")
 
-    def block_of(self, source: str, name: str | None = None) -> Shown | None:
-        """The first block on the page that explains a file; of a name, the
+    def block_of(self, source: str, name: str | None = None) -> Block | None:
+        """The first block on the page that explains a file. With a name: the
         block that defines it, on another page if need be."""
-        own = self.home(source)
-        blocks = sorted(self.shown.get(source, []), key=lambda b: b.page != own)
+        home = self.home(source)
+        blocks = self.blocks.get(source, [])
+        blocks = sorted(blocks, key=lambda block: block.page != home)
         if name is not None:
-            blocks = [block for block in blocks if name in block.defined]
+            blocks = [block for block in blocks if name in block.names]
         return blocks[0] if blocks else None
 
     def anchor_of(self, source: str) -> tuple[str, str] | None:
@@ -282,14 +277,14 @@ class Where:
         block = self.block_of(source)
         if block is None:
             return None
-        whole = everything().get(source)
-        return block.page, whole.name if whole else block.id
+        download = downloads().get(source)
+        return block.page, download.name if download else block.id
 
 
 class Site(NamedTuple):
     """One language of the site, while it is built."""
 
-    where: Where
+    code: CodeIndex
     urls: dict[str, str]  # of the pages, below the English root
     words: dict[str, str]
     root: str  # "" or "zh/"
@@ -301,15 +296,26 @@ def site(files: Iterable[Any], config: Any) -> Site:
     if config.plugins["material/offline"].config.enabled:
         words["copy"] = ""  # from file://, no script may read a file
     return Site(
-        Where(),
+        CodeIndex(),
         {file.src_uri.removesuffix(".md"): root + file.url for file in files},
         words,
         root,
     )
 
 
-class Here(NamedTuple):
-    """A page while it is written."""
+@cache
+def places(root: str) -> dict[str, str]:
+    """Where the downloads of a language stand, by the names that links give."""
+    known = (answers.ZIP, *(f"answers/{n}" for n in answers.names()))
+    models = (f"released/{n}" for n in released.files())
+    names = (*texts(), BIB, wheel_name(), *known, *models)
+    exercises = (f"exercises/{n}.py" for n in TASKS)
+    result = {n: f"files/{n}" for n in names} | {n: f"{root}files/{n}" for n in exercises}
+    return result | {LLMS: f"{root}{LLMS}", MISTAKES: MISTAKES}
+
+
+class Links(NamedTuple):
+    """The links from one page to others and to downloads."""
 
     path: Path
     site: Site
@@ -326,17 +332,7 @@ class Here(NamedTuple):
         return get_relative_url(urls[name], self.site.urls[self.page])
 
     def to_file(self, name: str) -> str:
-        urls = {n: f"files/{n}" for n in (*texts(), BIB, wheel_name())}
-        known = (answers.ZIP, *(f"answers/{n}" for n in answers.names()))
-        urls |= {n: f"files/{n}" for n in known}
-        urls |= {
-            f"released/{n}": f"files/released/{n}" for n in released.files()
-        }
-        exercises = (f"files/exercises/{n}.py" for n in TASKS)
-        urls |= {
-            n.removeprefix("files/"): self.site.root + n for n in exercises
-        }
-        return self._to("files", name, urls)
+        return self._to("files", name, places(self.site.root))
 
     def to_page(self, page: str, id: str = "") -> str:
         link = self._to("page", page, self.site.urls)
@@ -348,108 +344,112 @@ class Here(NamedTuple):
         return name_of(str(pages.front_matter(twin(page, language))["title"]))
 
 
-def with_files(html: str, path: Path, site: Site) -> str:
-    """The HTML of a page, with the ways to all files that it shows."""
-    here, blocks = Here(path, site), blocks_of(path)
-    written, shown = [b.source for b in blocks], BLOCK.findall(html)
-    if written != shown:
-        why = f"the blocks of {written} came out as blocks of {shown}"
-        raise BuildError(f"{path.relative_to(ROOT)}: {why}")
-    coming, seen = iter(blocks), set[str]()
+def add_links(html: str, path: Path, site: Site) -> str:
+    """Put bars and links to downloads into the HTML of a page."""
+    links, blocks = Links(path, site), blocks_of(path)
+    expected, rendered = [b.source for b in blocks], BLOCK.findall(html)
+    if expected != rendered:
+        problem = f"the blocks of {expected} came out as blocks of {rendered}"
+        raise BuildError(f"{path.relative_to(ROOT)}: {problem}")
+    next_blocks, ids = iter(blocks), set[str]()
 
-    def dress(match: re.Match[str]) -> str:
-        block = next(coming)
-        whole = everything().get(block.source)
-        parts = [_linked(match[0], block, whole, here, block.id in seen)]
+    def add(match: re.Match[str]) -> str:
+        block = next(next_blocks)
+        download = downloads().get(block.source)
+        parts = [_add_link(match[0], block, download, links, block.id in ids)]
         if block.section == "imports":
-            parts.append(_imports(block.source, here))
-        seen.add(block.id)
+            parts.append(_imports(block.source, links))
+        ids.add(block.id)
         return "\n".join(filter(None, parts))
 
-    return _links(BLOCK.sub(dress, _with_bars(html, here)), here)
+    return _links(BLOCK.sub(add, _with_bars(html, links)), links)
 
 
-def _with_bars(html: str, here: Here) -> str:
-    """Above the first block of each file; of the first in a fold, above it."""
-    first: dict[str, int] = {}
+def _with_bars(html: str, links: Links) -> str:
+    """Put a bar above the first block of each file, or above the fold that
+    holds it."""
+    places: dict[str, int] = {}
     for match in BLOCK.finditer(html):
-        if match[1] in first:
+        if match[1] in places:
             continue
-        at = match.start()
-        fold = html.rfind("<details", 0, at)
-        if fold > html.rfind("</details>", 0, at):
-            at = at if fold in first.values() else fold
-        first[match[1]] = at
-    for source, at in reversed(first.items()):
-        if whole := everything().get(source):
-            html = f"{html[:at]}{_bar(whole, here, first)}\n{html[at:]}"
+        start = match.start()
+        fold = html.rfind("<details", 0, start)
+        if fold > html.rfind("</details>", 0, start):
+            start = start if fold in places.values() else fold
+        places[match[1]] = start
+    for source, start in reversed(places.items()):
+        if download := downloads().get(source):
+            bar = _bar(download, links, places)
+            html = f"{html[:start]}{bar}\n{html[start:]}"
     return html
 
 
-def _linked(
-    html: str, block: Shown, whole: Whole | None, here: Here, again: bool
-) -> str:
-    """A block, with a link for its caption, and an id where it has none yet."""
-    link = f'<a href="{here.to_page("files", "data")}">'
-    if whole:
-        title = here.site.words["caption"].format(whole.file)
-        link = f'<a href="{here.to_file(whole.name)}" title="{title}" download>'
+def _add_link(html: str, block: Block, file: Download | None, links: Links, has_id: bool) -> str:
+    """Make a link of the caption of a block, and give it its id once."""
+    link = f'<a href="{links.to_page("files", "data")}">'
+    if file:
+        title = links.site.words["caption"].format(file.file)
+        address = links.to_file(file.name)
+        link = f'<a href="{address}" title="{title}" download>'
     name = f'<span class="filename">{block.source}</span>'
-    to = f'<span class="filename">{link}{block.source}</a></span>'
-    html = html.replace(name, to, 1)
-    return html if again else html.replace("<div", f'<div id="{block.id}"', 1)
+    linked_name = f'<span class="filename">{link}{block.source}</a></span>'
+    html = html.replace(name, linked_name, 1)
+    return html if has_id else html.replace("<div", f'<div id="{block.id}"', 1)
 
 
-def _bar(whole: Whole, here: Here, shown: Iterable[str]) -> str:
-    """Where a file is explained, or on that page how it is downloaded and what
-    it holds. A plain form of the files shown leads to its full one too."""
-    own, other = here.site.where.home(whole.source), other_form(whole)
-    twice = other and "plain/" in other.name and other.source in shown
-    downloads = [] if twice else [each for each in (whole, other) if each]
+def _bar(download: Download, links: Links, sources: Iterable[str]) -> str:
+    """The bar of a file. On the page that explains it: the downloads, and what
+    it holds; on others, a link to that page."""
+    home, other = links.site.code.home(download.source), other_form(download)
+    # The bar of the plain form, on the same page, leads to both.
+    is_second = other and "plain/" in other.name and other.source in sources
+    files = [] if is_second else [file for file in (download, other) if file]
+    is_home = home == links.page
     contents: dict[str, list[tuple[str, str]]] = {}
-    for source, name in reversed(whole.contents):  # its own come last
-        block = here.site.where.block_of(source, name)
-        link = here.to_page(block.page, block.id) if block else ""
+    for source, name in reversed(download.contents):  # its own come last
+        block = links.site.code.block_of(source, name)
+        link = links.to_page(block.page, block.id) if block else ""
         contents.setdefault(source, []).insert(0, (name, link))
     return render(
         "file",
-        whole=whole,
-        downloads=[(each, here.to_file(each.name)) for each in downloads],
-        explained=here.to_page(own, whole.name) if own != here.page else "",
-        title=here.name_of(own),
+        whole=download,
+        downloads=[(file, links.to_file(file.name)) for file in files],
+        explained="" if is_home else links.to_page(home, download.name),
+        title=links.name_of(home),
         contents=contents,
-        told=here.site.words,
+        told=links.site.words,
     ).strip()
 
 
-def _imports(source: str, here: Here) -> str:
+def _imports(source: str, page_links: Links) -> str:
     """Links to the files of the package that a file imports."""
     links = []
     module = ".".join(Path(source).with_suffix("").parts[1:])
-    for other in map(copy.source_of, copy.imported_by(module)):
-        anchor = here.site.where.anchor_of(other)
-        link = f"<code>{other.removeprefix('attnref/')}</code>"
+    for imported in map(copy.source_of, copy.imported_by(module)):
+        anchor = page_links.site.code.anchor_of(imported)
+        link = f"<code>{imported.removeprefix('attnref/')}</code>"
         if anchor:
-            link = f'<a href="{here.to_page(*anchor)}">{link}</a>'
+            link = f'<a href="{page_links.to_page(*anchor)}">{link}</a>'
         links.append(link)
     if not links:
         return ""
-    text = here.site.words["imports"] + " ".join(links)
+    text = page_links.site.words["imports"] + " ".join(links)
     return f'<div class="imported">{text}</div>'
 
 
-def _links(html: str, here: Here) -> str:
+def _links(html: str, page_links: Links) -> str:
     def lead(match: re.Match[str]) -> str:
         kind, target, fragment, text = match.groups()
         if kind == "files":
-            link, more = here.to_file(target), " download"
+            link, attribute = page_links.to_file(target), " download"
         else:
-            link, more = here.to_page(target, (fragment or "#")[1:]), ""
-            text = text or escape(here.name_of(target))
-        return f'<a href="{link}"{more}>{text}</a>'
+            link = page_links.to_page(target, (fragment or "#")[1:])
+            attribute = ""
+            text = text or escape(page_links.name_of(target))
+        return f'<a href="{link}"{attribute}>{text}</a>'
 
     html = LINK.sub(lead, html)
-    if left := re.search(r'href="(?:files|page):[^"]*"', html):
-        where = here.path.relative_to(ROOT)
-        raise BuildError(f"{where}: {left[0]} is no plain link: [](...) alone")
+    if rest := re.search(r'href="(?:files|page):[^"]*"', html):
+        place = page_links.path.relative_to(ROOT)
+        raise BuildError(f"{place}: {rest[0]} is no plain link: [](...) alone")
     return html

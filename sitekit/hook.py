@@ -1,50 +1,67 @@
 """MkDocs hook: the English build also makes the Chinese one, into zh/.
 
-MkDocs loads this file once in its life, while the rest of sitekit is loaded
-anew after a change: hence the import within.
+MkDocs loads this file once. A server loads the rest of sitekit again after each
+edit of code, so the functions here import what they call.
 """
 
 import atexit
 import gc
 import re
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from jinja2 import FileSystemBytecodeCache
 
-from sitekit import CONFIGS, ROOT, adapter
+from sitekit import CONFIGS, ROOT, adapter, serve
 
-OWN = ROOT / "overrides"
-REMARK = re.compile(r"(?m)^\s*(//.*\n\s*)*")  # a comment, and its indent
+OVERRIDES = ROOT / "overrides"
+COMMENT = re.compile(r"(?m)^\s*(//.*\n\s*)*")  # of JavaScript, and its indent
 # The theme has five rules for each of 20 tabs, and each is tried on each
 # element: no page has more than 8 tabs in a row.
 THEME = re.compile(r"assets/stylesheets/main\.\w+\.min\.css")
-FURTHER_TABS = re.compile(
-    r",[^,{}]*tabbed-set>input:nth-child\((?:9|1\d|20)\)[^,{}]*"
-)
+TABS_ABOVE_8 = re.compile(r",[^,{}]*tabbed-set>input:nth-child\((?:9|1\d|20)\)[^,{}]*")
 
-# Rarely: each time, all that torch has imported is looked through. At the end
-# of the process it would be twice more.
+# Collect garbage rarely: each collection visits all that torch has imported.
+# At the end of the process there would be two more.
 gc.set_threshold(100_000, 50, 100)
 atexit.register(gc.freeze)
-_serves = False
+# Pictures of what no page has: most kinds of boxes, tasks, footnotes, versions.
+ICONS = re.compile(
+    r"--md-(?:admonition-icon--(?:abstract|info|tip|warning|failure|danger|bug|example|quote)"
+    r'|(?:tasklist|footnotes|annotation|version|post-pin)[\w-]*):url\("[^"]*"\);?'
+)
+# Palettes of the theme that no page has: the site has colours of its own.
+PALETTES = re.compile(r"\[data-md-color-(?:primary|accent)=[^{}]*\{[^}]*\}")
+# The theme asks for a sitemap beside whatever is an alternate of a page: a text
+# and the feed are no other languages.
+BUNDLE = re.compile(r"assets/javascripts/bundle\.\w+\.min\.js")
+ALTERNATE = "link[rel=alternate]"
+PALETTE = re.compile(r"assets/stylesheets/palette\.\w+\.min\.css")
+# The style of docstrings, which only pages of the API have.
+DOCSTRINGS = re.compile(r'<link rel="stylesheet" href="[^"]*_mkdocstrings\.css">')
+_is_server = False
 # By language: a server has both.
-_navs: dict[str, Any] = {}
-_sites: dict[str, Any] = {}  # what sitekit/files.py knows of it
+_navigation: dict[str, list[Any]] = {}  # all pages, in order
+_sites: dict[str, Any] = {}  # what sitekit/files.py knows of the site
 
 
 def _is_english(config: Any) -> bool:
     return bool(config.theme["language"] == "en")
 
 
+def _context(page: Any, config: Any) -> Any:
+    from sitekit import pipeline
+
+    language = config.theme["language"]
+    return pipeline.Context(page, config, _sites[language], _navigation[language])
+
+
 def on_startup(command: str, dirty: bool) -> None:
-    global _serves
-    _serves = command == "serve"
-    if _serves:
-        adapter.start_serving()
+    global _is_server
+    _is_server = command == "serve"
+    if _is_server:
+        serve.start_serving()
 
 
 def on_config(config: Any) -> Any:
@@ -52,173 +69,128 @@ def on_config(config: Any) -> Any:
 
     # The tensors of figures are small: threads would only wait for each other.
     torch.set_num_threads(1)
-    # The address of the English home: where both languages hang. MkDocs too
-    # takes a site without an address to stand at the root of its server.
+    # The address of the English home page, below which both languages are.
+    # Without `site_url` it is the root of the server, as for MkDocs.
     root = config.extra["roots"][config.theme["language"]]
     config.extra["home_url"] = (config.site_url or "/").removesuffix(root)
+    # Without the theme's worker in its place, the build stops here.
+    (worker,) = (
+        path.relative_to(folder).as_posix()
+        for folder in map(Path, config.theme.dirs)
+        for path in folder.glob("assets/javascripts/workers/search.*.js")
+    )
+    config.extra["worker"] = worker
     if config.plugins["material/offline"].config.enabled:
         config.extra["polyfills"] = ["assets/iframe-worker.js"]
     if config.nav and not _is_english(config):
-        config.nav = nav.translated(config.nav, config.extra["navigation"])
+        config.nav = nav.translate(config.nav, config.extra["navigation"])
     plugin = config.plugins["material/search"]
     plugin.search_index = search.Index(plugin.config)
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
-    from attnref.check.catalogue import catalogue
-    from sitekit import answers
     from sitekit import files as downloads
-    from sitekit.check import mistakes
-    from sitekit.drawn import calculator, compare, trained, your_model
+    from sitekit import outputs
     from sitekit.released import released
 
     for stem in released.stems():
-        files.append(adapter.written_page(f"{stem}.md", config))
-
-    def add(place: str, make: Callable[[], str | bytes]) -> None:
-        files.append(adapter.MadeFile(config, place, make))
-
-    _sites[config.theme["language"]] = downloads.site(
-        files.documentation_pages(), config
-    )
-    add("assets/record.js", your_model.script)
-    add("assets/configs.js", your_model.configs)
-    add("assets/calculated.js", calculator.script)
-    add("assets/compared.js", compare.script)
-    add("assets/weights.js", trained.script)
-    here = downloads.stubs(config.theme["language"])
-    if _is_english(config):
-        here |= downloads.texts()
-        place = f"files/{downloads.wheel_name()}"
-        add(place, downloads.wheel)
-        for name, id in released.files().items():
-            made = partial(released.text_of, id)
-            add(f"files/released/{name}", made)
-        for name in answers.names():
-            add(f"files/answers/{name}", partial(answers.file, name))
-        add(f"files/{answers.ZIP}", answers.archive)
-        papers = Path(config.docs_dir).with_name(downloads.BIB)
-        add(f"files/{papers.name}", papers.read_bytes)
-    for name, text in here.items():
-        add(f"files/{name}", partial(str, text))
-    if config.use_directory_urls:
-        home = config.extra["home_url"] if config.site_url else ""
-        for id in catalogue():
-            language = config.theme["language"]
-            made = partial(mistakes.stub, id, language, home)
-            add(f"mistakes/{id}/index.html", made)
-    if _is_english(config) and config.site_url:
-        from sitekit import preview
-
-        for page in files.documentation_pages():
-            stem = page.src_uri.removesuffix(".md")
-            add(preview.place(stem), partial(preview.of_page, stem))
-        for id in catalogue():
-            place = preview.place(f"mistakes/{id}")
-            add(place, partial(preview.of_mistake, id))
-    for script in files.javascript_files():
-        if (OWN / script.src_uri).exists() and "worker" not in script.name:
-            script.content_string = REMARK.sub("", script.content_string)
-    style = files.get_file_from_path("assets/attnref.css")
-    style.content_string = _short(style.content_string)
-    theme = next(f for f in files.css_files() if THEME.match(f.src_uri))
-    theme.content_string = FURTHER_TABS.sub("", theme.content_string)
+        files.append(adapter.generated_page(f"{stem}.md", config))
+    pages = files.documentation_pages()
+    _sites[config.theme["language"]] = downloads.site(pages, config)
+    stems = [page.src_uri.removesuffix(".md") for page in pages]
+    for address, make in outputs.outputs(config, stems).items():
+        files.append(adapter.GeneratedFile(config, address, make))
+    _shorten(files)
     return files
 
 
-def _short(style: str) -> str:
-    """Without comments and spaces: each page loads it."""
+def _shorten(files: Any) -> None:
+    """Take out of scripts and styles what a browser need not load."""
+    for script in files.javascript_files():
+        is_ours = (OVERRIDES / script.src_uri).exists()
+        if is_ours and "worker" not in script.name:
+            script.content_string = COMMENT.sub("", script.content_string)
+    style = files.get_file_from_path("assets/attnref.css")
+    style.content_string = _short_style(style.content_string)
+    theme = next(f for f in files.css_files() if THEME.match(f.src_uri))
+    theme.content_string = ICONS.sub("", TABS_ABOVE_8.sub("", theme.content_string))
+    bundle = next(f for f in files.javascript_files() if BUNDLE.match(f.src_uri))
+    script = bundle.content_string
+    assert script.count(ALTERNATE) == 1
+    bundle.content_string = script.replace(ALTERNATE, f"{ALTERNATE}[hreflang]")
+    palette = next(f for f in files.css_files() if PALETTE.match(f.src_uri))
+    palette.content_string = PALETTES.sub("", palette.content_string)
+
+
+def _short_style(style: str) -> str:
+    """CSS without comments and spaces."""
     style = re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", style, flags=re.S))
-    return re.sub(r" ?([{};,]) ?", r"\1", style)
+    style = re.sub(r" ?([{};,]) ?", r"\1", style)
+    return re.sub(r"(?<=[\w-]): (?=[^{}]*[;}])", ":", style).replace(";}", "}")
 
 
 def on_nav(nav: Any, config: Any, files: Any) -> Any:
+    from sitekit import texts
+    from sitekit.check import entries
     from sitekit.markdown import pages
     from sitekit.nav import door_of, name_of
 
-    every = [file.page for file in files.documentation_pages()]
-    for page in every:
+    site_pages = [file.page for file in files.documentation_pages()]
+    for page in site_pages:
         if not page.parent and not page.is_homepage:
             page.parent = door_of(page, nav.pages).parent
-    hidden = [
-        p for p in every if p not in nav.pages and not p.file.generated_by
-    ]
-    _navs[config.theme["language"]] = [*nav.pages, *hidden]
-    for page in _navs[config.theme["language"]]:
+    outside = [page for page in site_pages if page not in nav.pages and not page.file.generated_by]
+    _navigation[config.theme["language"]] = [*nav.pages, *outside]
+    for page in _navigation[config.theme["language"]]:
         matter = pages.front_matter(Path(page.file.abs_src_path))
         if "title" not in vars(page) and "title" in matter:
             page.title = name_of(matter["title"])
+    entries.enter(config, nav, files)
+    texts.enter(config, nav, files)
     return nav
 
 
 def on_page_read_source(page: Any, config: Any) -> str:
-    from sitekit.markdown import source
-    from sitekit.released import released
+    from sitekit import pipeline
 
-    if page.file.generated_by:
-        stem = page.file.src_uri.removesuffix(".md")
-        return released.markdown(stem, str(config.theme["language"]))
-    return source.text_of(Path(page.file.abs_src_path))
+    return pipeline.read(page, str(config.theme["language"]))
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    from sitekit import api, nav
-    from sitekit import files as downloads
-    from sitekit.check import exercise, find, mistakes
-    from sitekit.markdown import checks, folds, notes, numbers, ran
-    from sitekit.released import released
+    from sitekit import pipeline
 
-    language = str(config.theme["language"])
-    if not page.file.generated_by:
-        markdown = numbers.computed(markdown, Path(page.file.abs_src_path))
-    markdown = ran.expanded(downloads.with_wheel(markdown), language)
-    markdown = folds.counted(markdown, config)
-    markdown = nav.with_lists(markdown, page, _navs[language], config)
-    markdown = released.expanded(
-        markdown, page.file.src_uri, language, _sites[language].urls
-    )
-    markdown = api.expanded(notes.expanded(markdown), language)
-    markdown = checks.expanded(markdown, language)
-    markdown = find.expanded(markdown, page.file.src_uri, language)
-    markdown = exercise.expanded(markdown, page.file.src_uri, language)
-    return mistakes.expanded(markdown, page.file.src_uri, language)
-
-
-def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
-    """After the search has read the page: its index holds none of this."""
-    from sitekit import files as downloads
-    from sitekit import moved
-    from sitekit.check import mistakes
-    from sitekit.markdown import glossary, legend, pages
-
-    language = str(config.theme["language"])
-    page.content = mistakes.with_pictures(page.content, language)
-    path = Path(page.file.abs_src_path)
-    stem = pages.stem_of(path)
-    page.content = glossary.linked(
-        page.content, stem, language, _sites[language].urls
-    )
-    page.content = downloads.with_files(page.content, path, _sites[language])
-    page.content += legend.card(
-        page.content, stem, language, _sites[language].urls
-    )
-    page.content += moved.script(stem, config)
-    return context
+    adapter.enter(page, config, files)
+    context = _context(page, config)
+    return pipeline.run(pipeline.MARKDOWN, markdown, context)
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """What is wrong with the page has been told by now."""
-    from sitekit.markdown import folds, notebooks, notes
+    """By now every fence of the page is drawn, or the build has stopped."""
+    from sitekit import pipeline
+    from sitekit.markdown import notebooks
 
+    adapter.add_anchors(page)
     notebooks.add(page, config, files)
-    language = str(config.theme["language"])
-    html = folds.addressed(html)
-    return notes.placed(html, page.file.src_uri, language)
+    return pipeline.run(pipeline.HTML, html, _context(page, config))
+
+
+def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
+    """By now the search has read the page: its index holds none of this."""
+    from sitekit import pipeline, published
+
+    if config.site_url:
+        context["described"] = published.described(page, config)
+        context["language_tag"] = published.TAGS[config.theme["language"]]
+    page.content = pipeline.run(pipeline.ARTICLE, page.content, _context(page, config))
+    return context
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Chinese where the theme has none, and its script."""
+    """Say in Chinese what the theme says in English; set `lang` to zh-CN; leave
+    out the style of what is not there."""
+    if 'class="doc ' not in output:
+        output = DOCSTRINGS.sub("", output, count=1)
     if config.theme["language"] == "zh":
         output = output.replace("Bases: <code>", "基类：<code>")
     return output.replace('<html lang="zh"', '<html lang="zh-CN"', 1)
@@ -231,15 +203,15 @@ def on_env(env: Any, config: Any, files: Any) -> Any:
 
 
 def on_post_build(config: Any) -> None:
-    """The Chinese half comes after the English one, into its folder. A server
+    """Build the Chinese half after the English one, into its folder. A server
     makes both as they are asked for."""
     from sitekit import moved
 
-    moved.write_stubs(config, built=not _serves)
-    if _serves:
+    moved.write_stubs(config, built=not _is_server)
+    if _is_server:
         return
     index = config.plugins["material/search"].search_index
-    adapter.MadeFile(config, index.PLACE, index.script).copy_file()
+    adapter.GeneratedFile(config, index.PLACE, index.script).copy_file()
     if _is_english(config):
         root = config.extra["roots"]["zh"]
         adapter.build_site(

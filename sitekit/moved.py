@@ -16,7 +16,9 @@ from sitekit.adapter import BuildError, get_relative_url
 
 MOVED: dict[str, str] = {
     "api/mistakes": "api/check",
+    "api/mistakes#mistakes": "api/check#check",
     "api/models": "api/released",
+    "api/models#models": "api/released#released",
     "api/models#blocks": "api/layers#blocks",
     "api/models#conversions": "api/layers#conversions",
     "api/numbers#released": "api/released#specs",
@@ -27,6 +29,7 @@ MOVED: dict[str, str] = {
     "core/masks#layer": "core/rules#layer",
     "core/masks#missing": "core/rules#own",
     "core/masks#mod": "core/rules#mod",
+    "core/masks#own": "core/masks#live-mask",
     "core/masks#prefix": "core/rules#prefix",
     "core/masks#shapes": "core/masks#idea",
     "learn/choose#released": "models/released#years",
@@ -49,6 +52,11 @@ MOVED: dict[str, str] = {
     "layers/cross#shapes": "layers/cross#cross",
     "layers/mla#history": "layers/mla#sources",
     "layers/mqa": "layers/gqa#mqa",
+    "layers/mqa#cost": "layers/gqa#cost",
+    "layers/mqa#formula": "layers/gqa#mqa",
+    "layers/mqa#history": "layers/gqa#sources",
+    "layers/mqa#pitfalls": "layers/gqa#pitfalls",
+    "layers/mqa#sources": "layers/gqa#sources",
     "layers/gqa#history": "layers/gqa#sources",
     "numbers/memory#records": "numbers/memory#bits",
     "numbers/operations#quality": "learn/questions#q-38",
@@ -82,15 +90,32 @@ MOVED: dict[str, str] = {
     "guide#options": "layers/mha#weights",
     "use/transformers#options": "layers/mha#weights",
     "learn/more-questions": "learn/questions",
+    **{
+        f"learn/more-questions#more-{old}": f"learn/questions#questions-{new}"
+        for old, new in {
+            "costs": "costs",
+            "heads": "heads",
+            "positions": "positions",
+            "recurrences": "variants",
+            "scores": "softmax",
+            "serving": "serving",
+        }.items()
+    },
     "layers/one-code": "layers/gqa#compare",
     "layers/one-code#bandwidth": "numbers/operations#decode",
     "layers/one-code#choose": "learn/choose#choose",
+    "layers/one-code#proof": "layers/gqa#compare.2",
     "numbers/compute": "numbers/operations#variants",
     "numbers/compute#code": "numbers/operations#code",
     "numbers/compute#compare": "learn/questions#q-38",
+    "numbers/compute#decode": "numbers/operations#decode",
+    "numbers/compute#exercise": "numbers/operations#exercise",
     "numbers/compute#pitfalls": "numbers/operations#pitfalls",
+    "numbers/compute#prefill": "numbers/operations#prefill",
     "numbers/layer-patterns": "models/released#layer-patterns",
     "numbers/layer-patterns#years": "models/released#years",
+    "mistakes/by-symptom": "mistakes/find-your-bug",
+    "mistakes/by-symptom#mistakes": "mistakes/find-your-bug#all",
     "mistakes/compressed-mistakes": "mistakes/recurrent-mistakes",
     "use/checkpoints": "use/transformers#checkpoints",
     "models/from-config": "models/your-model",
@@ -115,10 +140,10 @@ def _file(stem: str, config: Any) -> Path:
     return Path(config.site_dir, url, "index.html" if url[-1] == "/" else "")
 
 
-def _link(new: str, old: str, config: Any) -> str:
-    page, mark, id = new.partition("#")
-    here = _url(old.partition("#")[0], config)
-    return f"{get_relative_url(_url(page, config), here)}{mark}{id}"
+def _link(new_address: str, old_address: str, config: Any) -> str:
+    page, mark, id = new_address.partition("#")
+    base = _url(old_address.partition("#")[0], config)
+    return f"{get_relative_url(_url(page, config), base)}{mark}{id}"
 
 
 def _holds(address: str, config: Any) -> bool:
@@ -131,43 +156,42 @@ def _holds(address: str, config: Any) -> bool:
 
 def _address(stem: str, config: Any) -> str:
     """JavaScript: where the section that was asked for is now, if it left."""
-    to = {
+    targets = {
         old.partition("#")[2]: _link(new, old, config)
         for old, new in MOVED.items()
         if old.startswith(f"{stem}#")
     }
-    return f"{json.dumps(to)}[location.hash.slice(1)]" if to else ""
+    return f"{json.dumps(targets)}[location.hash.slice(1)]" if targets else ""
 
 
 def script(stem: str, config: Any) -> str:
     """What a page holds for the sections that have left it."""
-    to = _address(stem, config)
-    if not to:
+    targets = _address(stem, config)
+    if not targets:
         return ""
-    known = f"const to = {to};"
-    return f"<script>{{ {known} if (to) location.replace(to); }}</script>"
+    declaration = f"const to = {targets};"
+    return f"<script>{{ {declaration} if (to) location.replace(to); }}</script>"
 
 
 def write_stubs(config: Any, *, built: bool = True) -> None:
     """Into the site; each entry is checked if its pages are built."""
     for old, new in MOVED.items():
         if built and (not _holds(new, config) or _holds(old, config)):
-            why = "is not there" if not _holds(new, config) else "has not moved"
-            which = new if why == "is not there" else old
-            raise BuildError(f"sitekit/moved.py, {old!r}: {which} {why}")
+            fault = f"{old} has not moved"
+            if not _holds(new, config):
+                fault = f"{new} is not there"
+            raise BuildError(f"sitekit/moved.py, {old!r}: {fault}")
         if "#" in old:
             continue
         link, file = _link(new, old, config), _file(old, config)
         canonical = f"{config.site_url}{_url(new.partition('#')[0], config)}"
-        on = f"location.hash && {json.dumps(link)} + location.hash"
+        jump = f"location.hash && {json.dumps(link)} + location.hash"
         tag = f'<link rel="canonical" href="{canonical}">\n'
         stub = STUB.format(
             language=config.theme["language"],
             new=escape(new),
             # The section that was asked for is on the new page, or on another.
-            script=" || ".join(
-                filter(None, (_address(old, config), "" if "#" in new else on))
-            )
+            script=" || ".join(filter(None, (_address(old, config), "" if "#" in new else jump)))
             or "''",
             link=json.dumps(link),
             href=escape(link),

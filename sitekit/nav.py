@@ -21,56 +21,54 @@ COLON = {"en": ": ", "zh": "："}
 
 
 def name_of(title: str) -> str:
-    """Of "Memory: how much a KV cache needs", the name is Memory."""
+    """The name of "Memory: how much a KV cache needs" is Memory."""
     return re.split("[:：]", title)[0]
 
 
-def translated(entry: Any, words: dict[str, str]) -> Any:
+def translate(entry: Any, words: dict[str, str]) -> Any:
     """The navigation with its words in another language."""
     if isinstance(entry, list):
-        return [translated(each, words) for each in entry]
+        return [translate(item, words) for item in entry]
     if isinstance(entry, str):
         return entry
-    ((word, below),) = entry.items()
+    ((word, inner),) = entry.items()
     if word not in words:
-        why = f"mkdocs.zh.yml: extra.navigation has no word for {word!r}"
-        raise BuildError(why)
-    return {words[word]: translated(below, words)}
+        reason = f"mkdocs.zh.yml: extra.navigation has no word for {word!r}"
+        raise BuildError(reason)
+    return {words[word]: translate(inner, words)}
 
 
 def door_of(page: Any, entries: Iterable[Any]) -> Any:
-    """The entry that is called as the page's folder, or else stands in it."""
+    """The entry with the name of the page's folder, or one in that folder."""
     folder = PurePosixPath(page.file.src_uri).parent
     files = {PurePosixPath(entry.file.src_uri): entry for entry in entries}
-    beside = (entry for file, entry in files.items() if file.parent == folder)
-    return files.get(folder.with_suffix(".md")) or next(beside)
+    inner = (entry for file, entry in files.items() if file.parent == folder)
+    return files.get(folder.with_suffix(".md")) or next(inner)
 
 
-def with_lists(
-    markdown: str, here: Any, everything: Iterable[Any], config: Any
-) -> str:
+def list_pages(markdown: str, host: Any, navigation: Iterable[Any], config: Any) -> str:
     """The Markdown of the page `here`, with its lists of pages."""
     words = config.extra.get("navigation", {})
 
-    def written(match: re.Match[str]) -> str:
+    def write(match: re.Match[str]) -> str:
         section = words.get(match[2], match[2])
         matches = [
-            _line(page.file, here.file, COLON[config.theme["language"]])
-            for page in everything
+            _line(page.file, host.file, COLON[config.theme["language"]])
+            for page in navigation
             if page.parent and page.parent.title == section
         ]
         if not matches:
-            why = f"{here.file.src_uri}: the navigation has no {match[2]!r}"
-            raise BuildError(why)
+            reason = f"{host.file.src_uri}: the navigation has no {match[2]!r}"
+            raise BuildError(reason)
         return "\n".join(match[1] + line for line in matches)
 
-    return LIST.sub(written, markdown)
+    return LIST.sub(write, markdown)
 
 
-def _line(file: Any, here: Any, colon: str) -> str:
+def _line(file: Any, host: Any, colon: str) -> str:
     matter = pages.front_matter(Path(file.abs_src_path))
     if "summary" not in matter:
-        why = f"{file.src_uri} has no `summary` in its front matter, a sentence"
-        raise BuildError(f"{why} for the list of {here.src_uri}")
-    link = os.path.relpath(file.src_uri, PurePosixPath(here.src_uri).parent)
+        lack = f"{file.src_uri} has no `summary` in its front matter"
+        raise BuildError(f"{lack}, a sentence for the list of {host.src_uri}")
+    link = os.path.relpath(file.src_uri, PurePosixPath(host.src_uri).parent)
     return f"1. [{name_of(matter['title'])}]({link}){colon}{matter['summary']}"

@@ -1,8 +1,8 @@
 """The picture that a page shows where its address is sent, and its tags.
 
 Messengers read no SVG and run no script. So each page has a PNG of 1200 x 630,
-made only for a site that knows its address: the tags need whole ones. Both
-languages share the English picture, whose font every Python has.
+made only for a site that knows its address: the tags need whole ones. The
+Chinese one needs a font that not every machine has; without it, it is English.
 """
 
 import io
@@ -16,18 +16,18 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from attnref.check.catalogue import catalogue
+from attnref.judge.catalogue import catalogue
 from attnref.numbers.kv_memory import kv_bytes, size
-from attnref.released.record import fields_of
+from attnref.released.parts import letters
 from sitekit import ROOT
 from sitekit.check import mistakes
-from sitekit.drawn.released import KINDS
+from sitekit.drawing.strips import KINDS
 from sitekit.markdown.pages import front_matter
 from sitekit.released import released, told
 
 WIDTH, HEIGHT, EDGE = 1200, 630, 72
 INK, SOFT, PAPER, FAINT = "#21231f", "#5a5d55", "#ffffff", "#dbe3e0"
-GREEN, RED = "#0f6b63", "#c2410c"
+GREEN, RED = "#0f6b63", "#a3213f"
 # As strips have them in assets/attnref.css, in light.
 QUERY, KEY, LATENT = "#0a5c8a", "#9a4a12", "#7a2a6a"
 COLORS = {
@@ -41,28 +41,47 @@ COLORS = {
 }
 
 
+# Where systems keep a font with Chinese letters; the collections begin with
+# faces for other countries.
+CHINESE = (
+    ("/usr/share/fonts/opentype/noto/NotoSansCJK-{}.ttc", 2),
+    ("/usr/share/fonts/noto-cjk/NotoSansCJK-{}.ttc", 2),
+    ("/System/Library/Fonts/PingFang.ttc", 2),
+    ("/usr/share/fonts/truetype/wqy/wqy-microhei.ttc", 0),
+    ("C:/Windows/Fonts/msyh.ttc", 0),
+)
+
+
 @cache
-def _font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
+def _chinese(bold: bool) -> tuple[str, int] | None:
+    found = ((path.format("Bold" if bold else "Regular"), face) for path, face in CHINESE)
+    return next((font for font in found if Path(font[0]).exists()), None)
+
+
+@cache
+def _font(size: int, bold: bool = False, language: str = "en") -> ImageFont.FreeTypeFont:
+    if language == "zh" and (chinese := _chinese(bold)):
+        return ImageFont.truetype(chinese[0], size, index=chinese[1])
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     path = Path(matplotlib.get_data_path(), "fonts/ttf", name)
     return ImageFont.truetype(path, size)
 
 
-def _wrapped(text: str, font: ImageFont.FreeTypeFont, room: int) -> list[str]:
+def _wrap(text: str, font: ImageFont.FreeTypeFont, room: int) -> list[str]:
     lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
+    # Chinese is broken after any letter, but not before a mark.
+    words = re.findall(r"[\u2e80-\uffef](?:[，。、：；！？）”])*|[^\s\u2e80-\uffef]+ *|\s+", text)
+    for word in words:
+        longer = f"{lines[-1]}{word}".lstrip()
         if font.getlength(longer) <= room or not lines[-1]:
             lines[-1] = longer
         else:
-            lines.append(word)
-    return lines
+            lines.append(word.lstrip())
+    return [line.rstrip() for line in lines]
 
 
-def _mask(
-    draw: ImageDraw.ImageDraw, x: int, y: int, size: int, cell: int
-) -> None:
-    """A causal one; of three tokens, the logo."""
+def _mask(draw: ImageDraw.ImageDraw, x: int, y: int, size: int, cell: int) -> None:
+    """Draw a causal mask. The one of three tokens is the logo."""
     gap = cell // 4
     for i in range(size):
         for j in range(size):
@@ -72,16 +91,16 @@ def _mask(
             draw.rounded_rectangle(box, gap, fill=color)
 
 
-def _pair(stem: str) -> tuple[str, Tensor, Tensor] | None:
-    """Of the first mistake of the page that can be drawn: its title, what is
-    right and what is wrong."""
+def _pair(stem: str, language: str) -> tuple[str, Tensor, Tensor] | None:
+    """The first mistake of the page that can be drawn: its title, the right
+    output and the wrong one."""
     path = ROOT / "docs" / "en" / f"{stem}.md"
     for id in re.findall(r"::: mistake (\S+)", path.read_text("utf-8")):
-        right, wrong = mistakes.seen(id)
+        right, wrong = mistakes.outputs(id)
         if isinstance(wrong, str) or not right.dim() == wrong.dim() == 2:
             continue
         if min(right.shape) > 2:
-            return catalogue()[id].title.en, right, wrong
+            return f"{getattr(catalogue()[id].title, language)}{TURNS[language]}", right, wrong
     return None
 
 
@@ -93,83 +112,99 @@ def _matrix(
     right: Tensor,
     room: tuple[int, int] = (460, 246),
 ) -> None:
-    """Cells that differ from the right ones are red."""
+    """Draw a matrix; cells that differ from the right ones are red."""
     values, right = values.float(), right.float()
     cell = min(room[1] / values.shape[0], room[0] / values.shape[1])
-    most = values.abs().nan_to_num().max().item() or 1.0
-    same = values.shape == right.shape
+    largest = values.abs().nan_to_num().max().item() or 1.0
+    same_shape = values.shape == right.shape
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
-            left, top = x + j * cell, y + i * cell
-            near = same and torch.isclose(
-                values[i, j], right[i, j], rtol=1e-3, atol=1e-6
-            )
-            color = GREEN if near else RED
-            dark = 1.0 if value != value else abs(value) / most
-            box = (left, top, left + cell - 2, top + cell - 2)
-            draw.rectangle(box, fill=_mixed(color, dark))
+            x_cell, y_cell = x + j * cell, y + i * cell
+            is_right = same_shape and torch.isclose(values[i, j], right[i, j], rtol=1e-3, atol=1e-6)
+            color = GREEN if is_right else RED
+            dark = 1.0 if value != value else abs(value) / largest
+            box = (x_cell, y_cell, x_cell + cell - 2, y_cell + cell - 2)
+            draw.rectangle(box, fill=_mix(color, dark))
 
 
-def _mixed(color: str, dark: float) -> tuple[int, ...]:
-    """Of a color and paper."""
+def _mix(color: str, dark: float) -> tuple[int, ...]:
+    """Mix a color with white."""
     full = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     dark = 0.12 + 0.88 * dark
     return tuple(round(255 + (c - 255) * dark) for c in full)
 
 
-def _numbers(model: released.Released) -> Iterator[tuple[str, str]]:
+LABELS = {
+    "en": ("layers", "heads: query / KV / width", "KV cache of a token", "of {:,} tokens"),
+    "zh": ("层", "头：查询 / 键值 / 维度", "每个 token 的 KV 缓存", "{:,} 个 token"),
+}
+NOTES = {
+    "en": "{}: one file that runs and loads the weights",
+    "zh": "{}：一个文件，能运行，能加载权重",
+}
+TURNS = {"en": ": right, wrong", "zh": "：左对右错"}
+SIDES = {"en": ("wrong", "right"), "zh": ("错", "对")}
+
+
+def _numbers(model: released.Released, language: str) -> Iterator[tuple[str, str]]:
+    layers, heads, token, all_tokens = LABELS[language]
     shape = model.model
     tokens = min(shape.max_context, 131_072)
-    yield f"{model.layers}", "layers"
+    yield f"{model.layers}", layers
     kinds = released.kinds_of(model)
     if kinds:
-        yield told.heads(kinds[0]), "heads: query / KV / width"
-    yield size(released.per_token(model)), "KV cache of a token"
-    yield size(kv_bytes(shape, tokens)), f"of {tokens:,} tokens"
+        yield told.heads(kinds[0]), heads
+    yield size(released.per_token(model)), token
+    yield size(kv_bytes(shape, tokens)), all_tokens.format(tokens)
 
 
-def _of_model(draw: ImageDraw.ImageDraw, model: released.Released) -> None:
-    at = float(EDGE)
-    for number, label in _numbers(model):
-        draw.text((at, 320), number, INK, _font(40, bold=True), anchor="ls")
-        draw.text((at, 360), label, SOFT, _font(22), anchor="ls")
-        wide = _font(40, bold=True).getlength(number)
-        at += 48 + max(wide, _font(22).getlength(label))
-    kinds = told.letters(fields_of(model.config), model.records)
+def _of_model(draw: ImageDraw.ImageDraw, model: released.Released, language: str) -> None:
+    x, small = float(EDGE), _font(22, language=language)
+    for number, label in _numbers(model, language):
+        draw.text((x, 320), number, INK, _font(40, bold=True), anchor="ls")
+        draw.text((x, 360), label, SOFT, small, anchor="ls")
+        width = _font(40, bold=True).getlength(number)
+        x += 48 + max(width, small.getlength(label))
+    kinds = letters(model.reading, model.records)
     step = (WIDTH - 2 * EDGE) / max(len(kinds), 1)
     for n, letter in enumerate(kinds):
         name, strokes = KINDS[letter]
-        for middle, wide in strokes:
-            top = 430 + 7 * (middle - wide / 2)
+        for middle, width in strokes:
+            top = 430 + 7 * (middle - width / 2)
             left = EDGE + n * step
-            box = (left, top, left + max(step - 4, 1), top + 7 * wide)
+            box = (left, top, left + max(step - 4, 1), top + 7 * width)
             draw.rectangle(box, fill=COLORS[name])
-    note = f"{model.file}: one file that runs and loads the weights"
-    draw.text((EDGE, 572), note, SOFT, _font(26), anchor="ls")
+    note = NOTES[language].format(model.file)
+    draw.text((EDGE, 572), note, SOFT, _font(26, language=language), anchor="ls")
 
 
-def _of_text(draw: ImageDraw.ImageDraw, text: str, top: int) -> None:
-    """Its first sentences, as many as there is room for."""
+def _of_text(draw: ImageDraw.ImageDraw, text: str, top: int, language: str) -> None:
+    """Draw the first sentences of a text, as many as there is room for."""
     _mask(draw, WIDTH - EDGE - 288, HEIGHT - EDGE - 288, 8, 36)
     room = (WIDTH - 2 * EDGE - 340, (HEIGHT - EDGE - top) // 46)
-    ends = [m.end() for m in re.finditer(r"[.:](?= |$)", text)]
+    ends = [m.end() for m in re.finditer(r"[.:](?= |$)|[。：]", text)]
     texts = [text[:end] for end in ends if end > 12] or [text]
-    fits = [_wrapped(text, _font(32), room[0]) for text in texts]
-    lines = max(
-        (x for x in fits if len(x) <= room[1]), key=len, default=fits[0]
-    )
+    font = _font(32, language=language)
+    fits = [_wrap(text, font, room[0]) for text in texts]
+    lines = max((x for x in fits if len(x) <= room[1]), key=len, default=fits[0][: room[1]])
     for n, line in enumerate(lines):
-        draw.text((EDGE, top + 46 * n), line, SOFT, _font(32), anchor="ls")
+        draw.text((EDGE, top + 46 * n), line, SOFT, font, anchor="ls")
 
 
 def place(stem: str) -> str:
-    """As overrides/main.html names it."""
+    """The address of a picture, which overrides/main.html names too."""
     return f"assets/previews/{stem}.png"
 
 
-def of_page(stem: str) -> bytes:
-    """A PNG."""
-    path = ROOT / "docs" / "en" / f"{stem}.md"
+def _spoken(language: str) -> str:
+    """The language of a picture: English without a font for another."""
+    return language if language == "en" or _chinese(bold=False) else "en"
+
+
+def of_page(stem: str, language: str = "en") -> bytes:
+    """Draw the picture of a page, as a PNG."""
+    language = _spoken(language)
+    path = ROOT / "docs" / language / f"{stem}.md"
     if path.exists():
         matter = front_matter(path)
         title, text = matter["title"], matter["description"]
@@ -180,43 +215,47 @@ def of_page(stem: str) -> bytes:
     draw.rectangle((0, 0, WIDTH, 12), fill=GREEN)
     _mask(draw, EDGE, 54, 3, 19)
     draw.text((EDGE + 70, 92), "attnref", GREEN, _font(34, True), anchor="ls")
-    big = _font(60 if len(title) < 28 else 50, bold=True)
+    is_short = len(title) < (28 if language == "en" else 18)
+    big = _font(60 if is_short else 50, True, language)
     y = 196
-    for line in _wrapped(title, big, WIDTH - 2 * EDGE)[:2]:
+    for line in _wrap(title, big, WIDTH - 2 * EDGE)[:2]:
         draw.text((EDGE, y), line, INK, big, anchor="ls")
         y += 66
     if not path.exists():
-        _of_model(draw, released.released()[stem.split("/")[-1]])
-    elif stem.startswith("mistakes/") and (pair := _pair(stem)):
+        _of_model(draw, released.released()[stem.split("/")[-1]], language)
+    elif stem.startswith("mistakes/") and (pair := _pair(stem, language)):
         name, right, wrong = pair
-        draw.text((EDGE, y + 10), f"{name}: right, wrong", SOFT, _font(28))
+        draw.text((EDGE, y + 10), name, SOFT, _font(28, language=language))
         for x, values in ((EDGE, right), (WIDTH // 2 + 40, wrong)):
             _matrix(draw, x, y + 70, values, right)
     else:
-        _of_text(draw, text, y + 40)
+        _of_text(draw, text, y + 40, language)
     return _png(image)
 
 
-def of_mistake(id: str) -> bytes:
-    """A PNG, of half the size: there are hundreds."""
+def of_mistake(id: str, language: str = "en") -> bytes:
+    """Draw the picture of a mistake, of half the size: there are hundreds."""
+    language = _spoken(language)
     image = Image.new("RGB", (WIDTH // 2, HEIGHT // 2), PAPER)
     draw = ImageDraw.Draw(image)
     draw.rectangle((0, 0, WIDTH // 2, 6), fill=GREEN)
     _mask(draw, 36, 24, 3, 9)
     draw.text((70, 42), "attnref", GREEN, _font(17, True), anchor="ls")
-    right, wrong = mistakes.seen(id)
-    title, y = catalogue()[id].title.en, 80
-    for line in _wrapped(title, _font(23, bold=True), WIDTH // 2 - 72)[:2]:
-        draw.text((36, y), line, INK, _font(23, bold=True), anchor="ls")
+    right, wrong = mistakes.outputs(id)
+    title, y = getattr(catalogue()[id].title, language), 80
+    big = _font(23, True, language)
+    for line in _wrap(title, big, WIDTH // 2 - 72)[:2]:
+        draw.text((36, y), line, INK, big, anchor="ls")
         y += 29
-    for x, label, value in ((36, "wrong", wrong), (320, "right", right)):
-        draw.text((x, y + 6), label, SOFT, _font(16), anchor="ls")
+    sides = zip((36, 320), SIDES[language], (wrong, right), strict=True)
+    for x, label, value in sides:
+        draw.text((x, y + 6), label, SOFT, _font(16, language=language), anchor="ls")
         if not isinstance(value, str) and value.dim() == right.dim() == 2:
             _matrix(draw, x, y + 18, value, right, (240, 300 - y - 18))
             continue
         text = mistakes.number(value).replace(", ", "  ").strip("`")
-        for n, line in enumerate(_wrapped(text, _font(19), 240)[:6]):
-            color = RED if label == "wrong" else INK
+        for n, line in enumerate(_wrap(text, _font(19), 240)[:6]):
+            color = RED if value is wrong else INK
             draw.text((x, y + 36 + 24 * n), line, color, _font(19), anchor="ls")
     return _png(image)
 

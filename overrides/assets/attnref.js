@@ -15,6 +15,50 @@ const watch = new ResizeObserver((entries) =>
 );
 document.querySelectorAll(".scroll, pre > code").forEach((box) => watch.observe(box));
 
+// The theme opens the drawer by a label, for a pointer. Here it is a button, which
+// a key reaches, and so are the labels that lead to another list of an open
+// drawer. It is closed by Escape, and once the focus is elsewhere.
+{
+  const [drawer, label, side] = ["#__drawer", ".md-header__button[for]", ".md-sidebar--primary"].map(
+    (which) => document.querySelector(which),
+  );
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = `${label.className} drawer`;
+  button.ariaLabel = side.querySelector("nav").ariaLabel;
+  button.ariaExpanded = "false";
+  button.append(...label.childNodes);
+  label.replaceWith(button);
+  button.addEventListener("click", () => drawer.click());
+  const labels = side.querySelectorAll(":is(.md-nav__title, .md-nav__link)[for]:not([for=__drawer])");
+  const enter = () =>
+    [...side.querySelectorAll("a, label[tabindex]")]
+      .find((link) => link.checkVisibility({ visibilityProperty: true }))
+      .focus({ preventScroll: true });
+  drawer.addEventListener("change", () => {
+    button.ariaExpanded = String(drawer.checked);
+    for (const label of labels) label.tabIndex = 0;
+    if (drawer.checked) enter();
+  });
+  side.addEventListener("change", ({ target: { checked, id } }) => {
+    if (checked) enter();
+    else side.querySelector(`.md-nav__link[for=${id}]`).focus();
+  });
+  addEventListener("keydown", (event) => {
+    const { key, target } = event;
+    if (key === " " && target.matches("label")) {
+      event.preventDefault();
+      target.click();
+    } else if (key === "Escape" && drawer.checked) {
+      drawer.click();
+      button.focus();
+    }
+  });
+  side.addEventListener("focusout", ({ relatedTarget }) => {
+    if (drawer.checked && relatedTarget && !side.contains(relatedTarget)) drawer.click();
+  });
+}
+
 // The dialog of the search has no name for a screen reader, but its field has.
 // A reader who turns to it will need its entries, which assets/search.js loads.
 {
@@ -146,50 +190,6 @@ document.addEventListener("change", ({ target }) => {
     history.replaceState(null, "", `#${target.id}`);
 });
 
-// A list is narrowed to the entries with all words that one types, be it in what
-// else they or the headings above them are called. Below headings without an
-// entry nothing is shown. (The theme takes ?q= for itself.)
-for (const field of document.querySelectorAll(".filter input")) {
-  const called = JSON.parse(document.querySelector(".filter script").textContent);
-  const parts = [...document.querySelectorAll(".filter ~ :is(h2, h3, h4, h5, p, ul)")];
-  const texts = new Map(); // an entry, and the words by which it is found
-  let above = [];
-  for (const part of parts) {
-    const said = [part.textContent, called[part.id]].join(" ");
-    const level = Number(part.tagName[1]); // of a heading
-    if (level) above = [...above.slice(0, level - 2), said];
-    for (const entry of part.querySelectorAll(":scope > li")) {
-      const { hash } = entry.querySelector("a");
-      const own = [entry.textContent, hash, called[hash.slice(1)]];
-      texts.set(entry, [...above, ...own].join(" ").toLowerCase());
-    }
-  }
-  const entries = [...texts.keys()];
-  parts.reverse();
-  const narrow = () => {
-    const words = field.value.toLowerCase().split(/\s+/);
-    for (const [entry, text] of texts)
-      entry.hidden = !words.every((word) => text.includes(word));
-    const shown = entries.filter((entry) => !entry.hidden).length;
-    const below = { H2: 0, H3: 0, H4: 0, H5: 0 }; // entries since the last of them
-    for (const part of parts) {
-      const own = part.querySelectorAll(":scope > li:not([hidden])").length;
-      for (const level in below) below[level] += own;
-      part.hidden = !(below[part.tagName] ?? (own || (part.matches("p") && !field.value)));
-      for (const level in below) if (level >= part.tagName) below[level] = 0;
-    }
-    field.closest("p").querySelector("output").value = `${shown} / ${entries.length}`;
-    const address = new URL(location);
-    if (field.value) address.searchParams.set("filter", field.value);
-    else address.searchParams.delete("filter");
-    history.replaceState(null, "", address);
-  };
-  field.closest("p").hidden = false;
-  field.value = new URL(location).searchParams.get("filter") ?? "";
-  field.addEventListener("input", narrow);
-  narrow();
-}
-
 // Where a pointer rests on a shape such as (B, H, T, D), its title says what the
 // letters mean, in the words of the card at the foot of the page.
 document.addEventListener("pointerover", ({ target }) => {
@@ -241,4 +241,25 @@ for (const flow of document.querySelectorAll("svg.flow")) {
     light([1 + Math.floor(down / (topOf(2) - topOf(1)))]);
   });
   for (const part of [flow, code]) part.addEventListener("pointerleave", () => light(kept));
+}
+
+// A reader of the course who wants it (learn/course) finds the plain form folded,
+// behind the exercise that asks for it.
+{
+  let title = "";
+  try {
+    title = JSON.parse(localStorage.getItem("attnref.fold")) || "";
+  } catch {}
+  const [plain, exercise] = ["plain", "exercise"].map((id) => document.querySelector(`h2#${id}`));
+  if (title && plain && exercise) {
+    const section = [plain];
+    while (section.at(-1).nextElementSibling?.matches(":not(h2)")) section.push(section.at(-1).nextElementSibling);
+    let last = exercise;
+    while (last.nextElementSibling?.matches(":not(h2)")) last = last.nextElementSibling;
+    const fold = document.createElement("details");
+    fold.className = "note";
+    fold.append(Object.assign(document.createElement("summary"), { textContent: title }), ...section);
+    if (location.hash === "#plain") fold.open = true;
+    last.after(fold);
+  }
 }

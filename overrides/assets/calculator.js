@@ -7,9 +7,11 @@ for (const box of document.querySelectorAll(".calculator")) {
   const data = JSON.parse(box.querySelector("script").textContent);
   const { words, models, defaults, limits } = data;
   const { elements } = box.querySelector("form");
-  const [problems, said, bars, body] = ["problems", "said", "bars", "body"].map(
+  const [problems, said, bars, body, facts] = ["problems", "said", "bars", "body", "facts"].map(
     (name) => box.querySelector(`.${name}`),
   );
+  // The slider's value is a power of two; it sets the field of the tokens.
+  const slider = box.querySelector("[type=range]");
   const OWN = "own";
   const SHAPE = Object.keys(defaults.shape);
   const FIELDS = ["model", "second", ...SHAPE, "tokens", "batch", "dtype"].concat(
@@ -125,6 +127,10 @@ for (const box of document.querySelectorAll(".calculator")) {
         return made("tr", head, ...cells.map((text) => made("td", text)));
       }),
     );
+    data.shown.forEach((column, i) => (facts.children[i].firstChild.textContent = found.rows[0][column]));
+    facts.classList.remove("stale");
+    slider.value = Math.log2(Number(tokens));
+    slider.nextElementSibling.value = slider.ariaValueText = grouped(tokens);
     last = found.said.join("\n");
     said.textContent = last;
   };
@@ -132,6 +138,7 @@ for (const box of document.querySelectorAll(".calculator")) {
   // A field is empty or wrong: what was shown stays, and says that it is old.
   const keep = () => {
     said.textContent = last ? say(words.kept, last) : words.nothing;
+    facts.classList.add("stale");
     if (!last) [bars, body].forEach((part) => part.replaceChildren());
   };
 
@@ -148,7 +155,12 @@ for (const box of document.querySelectorAll(".calculator")) {
   };
 
   box.querySelector("form").addEventListener("input", ({ target }) => {
-    const { model, params, dtype } = elements;
+    const { model, params, dtype, tokens } = elements;
+    if (target === slider) {
+      const n = 2 ** slider.value; // a tick of three digits
+      const round = 2 ** (Math.floor(Math.log2(n)) - 4);
+      tokens.value = Math.round(n / round) * round;
+    }
     if (target.name === "model") {
       if (!isOwn()) fillShape(models[model.value].shape);
       params.value = standard("params");

@@ -20,7 +20,7 @@ const cards = [...document.querySelectorAll(".card")].map((box) => {
   };
   const show = () => {
     const at = Number(tokens.value);
-    const rows = { ...data.by[dtype.value], tokens: data.tokens, context: data.context };
+    const rows = { ...data.factors, ...data.by[dtype.value], tokens: data.tokens, context: data.context };
     const way = fields.map(({ value }) => value).join(" ");
     if (data.fits) rows.fits = data.fits[way] ?? data.tokens.map(() => 0);
     for (const part of box.querySelectorAll("[data-part]")) part.hidden = !rows[part.dataset.part];
@@ -36,6 +36,7 @@ const cards = [...document.querySelectorAll(".card")].map((box) => {
     data = other;
     if (title) box.querySelector(".sizes span").textContent = title;
     tokens.max = data.tokens.length - 1;
+    tokens.parentElement.hidden = data.tokens.length < 2; // nothing to choose
     tokens.value = data.at;
     data.way.split(" ").forEach((value, i) => (fields[i].value = value));
     usual = Object.fromEntries([tokens, ...fields].map((field) => [field.name, said(field)]));

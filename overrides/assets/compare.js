@@ -70,7 +70,6 @@ for (const box of document.querySelectorAll(".comparison")) {
   for (const [name, value] of new URLSearchParams(location.search)) {
     const known = name === "dtype" ? dtypes.includes(value) : Object.hasOwn(most, name);
     if (known) elements[name].value = value;
-    if (known) box.querySelector("details").open = true;
   }
   update();
 }

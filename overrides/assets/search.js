@@ -7,6 +7,11 @@
    A name of the page (sitekit/search.py) counts again, by how much of it the
    query holds. What a page lacks of the query counts against all it has.
 
+   A page whose model the query names comes before all others, whatever else is
+   asked, and "llama3 70b" is Llama-3-70B. Without the size, "mixtral" names each
+   model of the family, if all else that is asked is what the page of any model
+   tells or what these models have.
+
    A page is shown from its beginning, or, if the words asked for are neither in
    its titles nor in its first lines, from the section that says most of them. */
 
@@ -14,6 +19,7 @@ const WORTH = { title: 4, heading: 3, text: 1.5 };
 const NAMED = 8;
 const LIKE = 0.4; // a word that is so close is marked
 const FIRST = 1e4;
+const [MODEL, FAMILY] = [2, 1]; // what of a model's name the query holds
 const [PAGES, SECTIONS] = [10, 5]; // at most, of a page
 const [SETUP, READY, QUERY, RESULT] = [0, 1, 2, 3];
 const HAN = /\p{sc=Han}+/gu;
@@ -31,6 +37,15 @@ const STOP = new Set(
     "原理 详解 讲解 推导 实现 代码 手撕 手写 入门 图解 作用 能 要 写 大 不 自己 " +
     "意思 分别 通俗 为何 哪个 哪种 该 选 算 多 合适 到底 什么时候 会 几 用 要用 " +
     "还 还是 就 都 很 才 只 这 那 我 而 不是 而不是 一个 可以 需要 应该 时候 能不能 是不是"
+  ).split(" "),
+);
+
+const OF_ANY_MODEL = new Set(
+  (
+    "kv cache size sizes memory vram gpu gpus gb config json token tokens byte " +
+    "bytes per context length long many much parameters params layer layers " +
+    "heads nope model need needs require requirements " +
+    "缓存 显存 大小 多大 配置 上下文 长度 参数 层 层数 头 头数 模型 每个 每 占 需要"
   ).split(" "),
 );
 
@@ -106,7 +121,13 @@ function learn(docs) {
     put(entry, wordsOf(doc.text), 0, true);
   }
   for (const page of pages.values()) {
-    page.names = page.entries[0].doc.names.map(weighed);
+    const { doc } = page.entries[0];
+    page.names = doc.names.map(weighed);
+    page.aliases = new Set(doc.names.slice(doc.titles).flatMap(wordsOfName));
+    page.models = [
+      ...(doc.models ?? []).map((name) => [joined(name), MODEL]),
+      ...(doc.families ?? []).map((name) => [joined(name), FAMILY]),
+    ];
     for (const entry of page.entries.slice(1)) {
       entry.title = weighed(entry.doc.title);
       entry.names = (entry.doc.aliases ?? []).map(weighed);
@@ -139,6 +160,47 @@ function put(entry, words, worth, shown) {
     place.times += 1;
     places.get(word).set(entry, place);
   }
+}
+
+/* Words, numbers and Chinese characters: llama3, 3.1-8b and 千问3.5 are two each,
+   and the letter of a v3 is one. */
+function piecesOf(text) {
+  const piece = /\p{sc=Han}|[a-z]+|\d[a-z\d]*(?:\.\d[a-z\d]*)*/gu;
+  return text.toLowerCase().match(piece) ?? [];
+}
+
+function joined(text) {
+  return piecesOf(text).join("");
+}
+
+/* Page -> MODEL or FAMILY. Of a name within another, such as Kimi K2 in Kimi K2
+   Thinking, nothing is asked. */
+function modelsIn(query, words) {
+  const pieces = piecesOf(query);
+  const held = [];
+  for (const page of pages.values())
+    for (const [name, kind] of page.models)
+      for (let start = 0; start < pieces.length; start += 1) {
+        let end = start;
+        let text = "";
+        while (text.length < name.length && end < pieces.length) {
+          text += pieces[end];
+          end += 1;
+        }
+        if (text === name) held.push({ page, name, kind, start, end });
+      }
+  const within = (a, b) =>
+    b.start <= a.start && a.end <= b.end && a.end - a.start < b.end - b.start;
+  const result = new Map();
+  for (const each of held) {
+    const { page, name, kind } = each;
+    if (held.some((other) => within(each, other))) continue;
+    const rest = words.filter((word) => !name.includes(joined(word)));
+    const answered = (word) => OF_ANY_MODEL.has(word) || page.aliases.has(word);
+    if (kind === FAMILY && !(rest.length && rest.every(answered))) continue;
+    result.set(page, Math.max(kind, result.get(page) ?? 0));
+  }
+  return result;
 }
 
 /* Words of a query: a run of Chinese is cut into the longest words known, the
@@ -273,6 +335,7 @@ function answer(query) {
   const asked = wordsOfQuery(query);
   const words = asked.map(known).filter(({ tells }) => tells);
   const all = sum(words, ({ tells }) => tells);
+  const models = modelsIn(query, asked);
   const found = [];
   for (const page of pages.values()) {
     const here = words.filter(({ times }) => times.has(page));
@@ -287,17 +350,17 @@ function answer(query) {
     const boost = page.entries[0].doc.boost ?? 1;
     const covered = sum(here, ({ tells }) => tells) / all;
     const score = (said * boost + Math.max(named, other * boost)) * covered ** 2;
-    found.push({ page, named, score });
+    found.push({ page, named, score, model: models.get(page) ?? 0 });
   }
-  found.sort(byScore);
+  found.sort((a, b) => b.model - a.model || byScore(a, b));
   const best = found.slice(0, PAGES);
   const completed = best
     .slice(0, 1)
     .flatMap(({ page }) => page.names.flat())
     .find(({ word }) => word.startsWith(asked.at(-1)));
   return {
-    items: best.map(({ page, named }, i) =>
-      results(page, named, words, FIRST * (best.length - i)),
+    items: best.map(({ page, named, model }, i) =>
+      results(page, named, words, FIRST * (best.length - i), model),
     ),
     suggest: completed ? [completed.word] : [],
   };
@@ -317,8 +380,9 @@ function held(name, words) {
 }
 
 /* A page and its best sections, the best of all first. The theme follows Enter
-   to the best score of all results: so `more` for each that stands before. */
-function results(at, named, words, more) {
+   to the best score of all results: so `more` for each that stands before. Of a
+   model's page, the index has the beginning only: it lacks no word. */
+function results(at, named, words, more, model) {
   const { entries } = at;
   const [page, ...sections] = entries.map((entry, i) => {
     const own = words.filter(({ worth }) => worth.has(entry));
@@ -328,10 +392,10 @@ function results(at, named, words, more) {
     return { doc: entry.doc, own, score: said + (i ? called : named) };
   });
   if (!words.some(({ shown }) => shown.has(entries[0]))) page.score = 0;
-  const close = words.flatMap(({ like }) =>
-    [...like.keys()].filter((other) => like.get(other) >= LIKE),
-  );
-  const marks = new Set(close);
+  // Each word that is marked, with the word of the query that it is like.
+  const marks = new Map(words.flatMap(({ word, like }) =>
+    [...like.keys()].filter((other) => like.get(other) >= LIKE).map((other) => [other, word]),
+  ));
   const told = sections.filter(({ score }) => score).sort(byScore);
   return [page, ...told.slice(0, SECTIONS)]
     .sort(byScore)
@@ -340,12 +404,14 @@ function results(at, named, words, more) {
       title: marked(title, marks),
       text: teaser(text, marks),
       score: score + more,
-      terms: Object.fromEntries(words.map((w) => [w.word, w.times.has(at)])),
+      terms: Object.fromEntries(
+        words.map((w) => [w.word, w.times.has(at) || model > 0]),
+      ),
     }));
 }
 
-/* The first two blocks that say a word of the query: paragraphs, and those lines
-   of code or of a table that say most of them. */
+/* The two blocks that say most words of the query, in their order: paragraphs,
+   and those lines of code or of a table that say most of them. */
 function teaser(html, marks) {
   const blocks = html.match(/<(p|pre|ul|ol)>.*?<\/\1>|[^<]+|<[^>]*>/gs) ?? [];
   const said = [];
@@ -356,17 +422,19 @@ function teaser(html, marks) {
     else if (block[0] !== "<") pieces = block.match(/.{1,60}(?=\s|$)|\S+/gs);
     const counts = pieces.map((piece) => {
       const text = piece.toLowerCase(); // a first look, since words take time
-      if (![...marks].some((word) => text.includes(word))) return 0;
-      return new Set(wordsOf(piece).filter((word) => marks.has(word))).size;
+      if (![...marks.keys()].some((word) => text.includes(word))) return 0;
+      return new Set(wordsOf(piece).map((word) => marks.get(word)).filter(Boolean)).size;
     });
     const most = Math.max(...counts);
     if (!most) continue;
     const at = counts.indexOf(most);
-    const lines = marked(pieces.slice(at, at + 4).join("\n"), marks);
-    said.push(code ? `<pre><code>${lines}</code></pre>` : lines);
-    if (said.length === 2) break;
+    said.push({ most, code, lines: pieces.slice(at, at + 4).join("\n") });
   }
-  return said.join("") || (blocks[0] ?? "");
+  const best = said.toSorted((a, b) => b.most - a.most).slice(0, 2);
+  const shown = said
+    .filter((block) => best.includes(block))
+    .map(({ code, lines }) => (code ? `<pre><code>${marked(lines, marks)}</code></pre>` : marked(lines, marks)));
+  return shown.join("") || (blocks[0] ?? "");
 }
 
 function marked(html, marks) {

@@ -97,6 +97,11 @@ const trained = (() => {
   });
   const load = () => script.isConnected || document.head.append(script);
 
+  // The figure below the field: it shows the recorded heads until somebody
+  // types, and again when the field is empty.
+  const panels = [...form.nextElementSibling.querySelectorAll(".panel")];
+  const recorded = panels.map((panel) => [...panel.childNodes]);
+  const WIDTH = panels[0].querySelector("svg").getAttribute("width");
   const CELL = 11, LEFT = 20;
   const svg = (kind, attributes, inside = "") => {
     const node = document.createElementNS("http://www.w3.org/2000/svg", kind);
@@ -106,7 +111,7 @@ const trained = (() => {
   };
   const picture = (weights, symbols, title) => {
     const wide = LEFT + CELL * symbols.length + 1;
-    const drawn = svg("svg", { viewBox: `0 0 ${wide} ${wide}`, role: "img", "aria-label": title });
+    const drawn = svg("svg", { viewBox: `0 0 ${wide} ${wide}`, width: WIDTH, role: "img", "aria-label": title });
     for (const [t, row] of weights.entries())
       for (const [s, weight] of row.entries())
         if (weight >= 0.05)
@@ -118,9 +123,7 @@ const trained = (() => {
       drawn.append(svg("text", { class: "symbol", x: at, y: LEFT - 7 }, symbol));
       drawn.append(svg("text", { class: "symbol", x: LEFT - 9, y: at }, symbol));
     }
-    const panel = document.createElement("figure");
-    panel.append(Object.assign(document.createElement("figcaption"), { textContent: title }), drawn);
-    return panel;
+    return drawn;
   };
 
   const show = () => {
@@ -130,10 +133,10 @@ const trained = (() => {
       if (value) address.searchParams.set(name, value);
       else address.searchParams.delete(name);
     history.replaceState(null, "", address);
-    const place = form.querySelector("output"), panels = form.querySelector("div");
-    panels.replaceChildren();
+    const place = form.querySelector("output");
     place.textContent = text.value && !symbols.length ? form.dataset.letters : "";
-    if (!symbols.length || !model) return;
+    if (!symbols.length && mistake.value) symbols.push(...text.placeholder);
+    if (!symbols.length || !model) return panels.forEach((panel, n) => panel.replaceChildren(...recorded[n]));
     const { logits, heads } = forward(symbols.map((c) => c.charCodeAt(0) - 65), mistake.value);
     const chances = softmax([...logits.at(-1)]);
     const best = chances.map((p, i) => [p, String.fromCharCode(65 + i)]).sort(([a], [b]) => b - a);
@@ -141,7 +144,8 @@ const trained = (() => {
     place.textContent = `${form.dataset.next.replace("{}", symbols.join(""))} ${list.join(" · ")}`;
     heads.forEach((weights, n) => {
       const title = form.dataset.head.replace("{}", 1 + Math.floor(n / H)).replace("{}", 1 + (n % H));
-      panels.append(picture(weights, symbols, title));
+      const name = Object.assign(document.createElement("p"), { className: "panel-title", textContent: title });
+      panels[n].replaceChildren(name, picture(weights, symbols, title));
     });
   };
 
@@ -151,6 +155,6 @@ const trained = (() => {
   form.addEventListener("input", show);
   const { searchParams } = new URL(location);
   for (const field of [text, mistake]) field.value = searchParams.get(field.name) ?? field.value;
-  if (text.value) load();
+  if (text.value || mistake.value) load();
   return { forward };
 })();

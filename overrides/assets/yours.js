@@ -1,7 +1,9 @@
 // Your model: what attnref says of the config.json that one enters. Record,
 // sentences, numbers and file are computed by record.js, which is the Python of
-// attnref and of the build, rewritten. It comes once a reader touches the form,
-// with the configs to choose from: to read the page, neither is needed.
+// attnref and of the build, rewritten: reader.js runs it, beside the page. Both
+// come once a reader touches the form, with the configs to choose from; and
+// mixers.js, once a config has other layers than attention. To read the page,
+// none of them is needed.
 "use strict";
 {
   const { src } = document.currentScript;
@@ -11,13 +13,13 @@
   const known = (box) => JSON.parse(box.parentElement.querySelector("script").textContent);
   const { words, kinds, refusals } = known(form);
   const memoryPart = document.querySelector(".yours.memory");
-  const { words: said, devices, whole: firstWhole } = known(memoryPart.firstElementChild);
+  const { words: said, devices, reused: firstReused } = known(memoryPart.firstElementChild);
   const language = document.documentElement.lang.slice(0, 2);
   const part = (name) => document.querySelector(`.yours.${name}`);
   const say = (box, text) => {
     const place = box.querySelector(".problems");
     place.hidden = !text;
-    place.textContent = text;
+    place.textContent = text ?? "";
   };
   // **bold** and `code`, as the sentences have them.
   const line = (text) =>
@@ -88,13 +90,13 @@
     const code = rows.flatMap((row) => [made(row[0] === "+" ? "span.gi" : "span.gd", row), "\n"]);
     const block = made("div.language-diff highlight", made("pre", made("code", ...code)));
     if (rows.length <= few) return block;
-    return made("details.note", made("summary", lines.replace("{}", rows.length)), block);
+    return made("details.file", made("summary", lines.replace("{}", rows.length)), block);
   };
-  let coding;
-  const differ = (family, found, text) => {
+  let items = []; // of what differs; the lines of code come after
+  const differ = (family, found) => {
     const place = part("differs"), [nothing, from] = place.querySelectorAll(":scope > p");
     const id = form.elements.model.value || first[family];
-    const items = found.map(([name, said]) => {
+    items = found.map(([name, said]) => {
       const moved = losses[id]?.[name];
       return made("li", made("p", ...line(said)), ...(moved ? [damaged(name, moved)] : []));
     });
@@ -102,28 +104,18 @@
     nothing.hidden = items.length > 0;
     from.hidden = !place.querySelector(".damage");
     from.querySelector("output").value = [...form.elements.model.options].find(({ value }) => value === id)?.text;
-    clearTimeout(coding);
-    const after = (work) => (coding = setTimeout(work));
-    const next = (records, i) => {
-      if (i === found.length) return;
-      const rows = python.lines_of(found[i][0], records);
-      if (rows.length) items[i].append(diff(rows));
-      after(() => next(records, i + 1));
-    };
-    after(() => next(python.read(text)[2], 0));
   };
 
   const bar = document.querySelector(".whole");
-  const code = bar.nextElementSibling.querySelector("code");
+  const block = bar.nextElementSibling, code = block.querySelector("code");
   const { turns } = JSON.parse(part("rope").querySelector("script").textContent);
   const unit = bar.querySelector(".size").textContent.replace(/^\d+/, "");
-  const results = ["strip", "layers", "rope", "differs", "memory"].map(part);
-  results.push(card.box, bar, bar.nextElementSibling);
   let config = form.elements.config.defaultValue; // the last that was read
-  let model = null; // its sizes, or why there are none, once they are asked for
-  const ranks = [...sizes.elements.ranks.options].map(({ value }) => BigInt(value));
-  let told, pageWords, mib; // for Python
+  let reused = firstReused; // of its layers, as reader.js says it
+  let counted = null; // whether its sizes are known, once that was asked
 
+  // The reader, beside the page if that may be: a function that sends it a
+  // request, of which only the newest of its kind is answered.
   const scripts = {}; // one that has come is not asked for again
   const fetched = (name) =>
     (scripts[name] ??= new Promise((resolve, reject) => {
@@ -137,39 +129,40 @@
       };
       document.head.append(script);
     }));
+  const settings = {
+    ...{ language, words, refusals, page: said },
+    mib: Object.fromEntries(Object.entries(devices).map(([id, [mib]]) => [id, mib])),
+    ranks: [...sizes.elements.ranks.options].map(({ value }) => Number(value)),
+  };
+  const started = async () => {
+    if (location.protocol === "file:") {
+      await Promise.all(["record", "mixers", "reader"].map(fetched));
+      return reader(settings, received);
+    }
+    const worker = new Worker(src.replace("yours", "reader"));
+    return new Promise((resolve, reject) => {
+      worker.onerror = reject;
+      worker.onmessage = ({ data }) => {
+        if (data.kind !== "ready") received(data);
+        else resolve((request) => worker.postMessage(request));
+      };
+      worker.postMessage(settings);
+    });
+  };
   let loading;
   const loaded = () =>
-    (loading ??= Promise.all(["record", "configs"].map(fetched)).then(
-      () => {
-        const { $ } = python;
-        [told, pageWords] = [$.from(words), $.from(said)];
-        mib = $.dict(Object.entries(devices).map(([id, [n]]) => [id, BigInt(n)]));
-      },
+    (loading ??= Promise.all([started(), fetched("configs")]).then(
+      ([send]) => send,
       () => {
         loading = null;
         say(form.parentElement, refusals.offline);
         return new Promise(() => {}); // who asked does nothing
       },
     ));
-
-  // What was pasted in place of JSON, by its looks.
-  const LOOKS = {
-    empty: /^$/,
-    html: /^</,
-    place: /^(https?:|[\w.-]+\/[\w.-]+$)/,
-    quotes: /[[{,:]\s*'/,
-    comma: /,\s*[\]}]/,
-    json: /^/,
-  };
-  // In the words of attnref, but where the text is no JSON, no object, or an
-  // error has no words.
-  const refused = (error, text) => {
-    const own = error instanceof python.$b.ValueError ? error.text : "";
-    if (own.startsWith("the file is not JSON")) {
-      const name = Object.keys(LOOKS).find((look) => LOOKS[look].test(text.trim()));
-      return own.match(/\d+/g).reduce((said, n) => said.replace("{}", n), refusals[name]);
-    }
-    return own || refusals[text.trim().startsWith("{") ? "unknown" : "object"];
+  const newest = { read: 0, size: 0, weigh: 0 };
+  const ask = (kind, request) => {
+    const n = ++newest[kind];
+    loaded().then((send) => send({ kind, n, ...request }));
   };
 
   const address = () => {
@@ -189,35 +182,28 @@
     history.replaceState(null, "", page);
   };
 
-  // Its sizes and its card, or why there are none.
-  const sized = (text, whole) => {
-    try {
-      const sizes = python.counted(text);
-      return { sizes, card: python.$.plain(python.card(sizes, BigInt(whole), mib, ranks)) };
-    } catch (error) {
-      return { error: refused(error, text) };
-    }
-  };
   const weigh = () => {
-    const lines = memoryPart.querySelector("ul"), rows = memoryPart.querySelector(".scroll");
-    if (!model) {
-      model = sized(config, firstWhole); // of the first, the page has one row
-      if (model.card) card.take(model.card);
-    }
-    lines.hidden = rows.hidden = Boolean(model.error);
-    say(memoryPart, model.error ?? "");
-    if (model.error) return;
-    const { $, memory, Use } = python;
+    if (counted === null) return ask("size", { text: config, reused }); // the page has one row of it
+    if (!counted) return;
     const { device, weights, dtype, ranks } = sizes.elements;
     const [mib, bandwidth] = devices[device.value];
-    const count = [ranks.value, card.tokens()].map(BigInt);
-    const use = $.call(Use, [BigInt(mib), bandwidth, count[0], weights.value, dtype.value, count[1]]);
-    const found = $.plain(memory(model.sizes, use, pageWords));
-    list(lines, found.said);
-    table(rows, found.rows, true);
+    const use = [mib, bandwidth, ranks.value, weights.value, dtype.value, card.tokens()];
+    ask("weigh", { text: config, use });
+  };
+  const weighed = ({ memory }) => {
+    const rows = memoryPart.querySelector(".scroll");
+    list(memoryPart.querySelector("ul"), memory.said);
+    table(rows, memory.rows, true);
+    rows.hidden = !memory.rows.length;
+  };
+  const sized = ({ text, card: data }, title) => {
+    [config, counted] = [text, Boolean(data)];
+    card.box.hidden = !data;
+    if (data) card.take(data, title);
+    weigh();
   };
 
-  const show = (found, text) => {
+  const show = (found) => {
     const layers = part("strip"), rope = part("rope");
     strip(layers, found.letters);
     layers.querySelector("svg").ariaLabel = found.said;
@@ -229,7 +215,7 @@
       ...found.curves.flatMap(([scaled, plain]) => [path(plain, "plain"), path(scaled, "")]),
     );
     list(rope.querySelector("ul"), found.curves.map((c) => turns.replace("{}", c[2]).replace("{}", c[3])));
-    differ(found.family, found.differs, text);
+    differ(found.family, found.differs);
     code.replaceChildren(...coloured(found.file));
     const link = bar.querySelector("a");
     link.href = `data:text/x-python;charset=utf-8,${encodeURIComponent(found.file)}`;
@@ -249,36 +235,43 @@
   let shown = tight(config);
   const read = () => {
     const text = form.elements.config.value, now = tight(text);
-    if (now && now === shown) return address();
-    let wrong = "", whole = 0;
-    try {
-      const found = python.$.plain(python.answer(text, told, language));
-      show(found, text);
-      whole = found.whole;
-    } catch (error) {
-      wrong = refused(error, text);
-    }
-    // Sizes are known of more configs than code.
-    const found = sized(text, whole);
-    if (!wrong || found.sizes) [config, model] = [text, found];
-    if (found.card) card.take(found.card, form.elements.model.selectedOptions[0].text);
-    card.box.hidden = Boolean(model?.error);
-    shown = wrong ? null : now;
-    say(form.parentElement, wrong);
-    form.elements.config.ariaInvalid = wrong ? "true" : null;
-    for (const box of results) {
-      const counts = box === card.box || box === memoryPart;
-      box.classList.toggle("stale", wrong && !(counts && found.sizes));
-    }
-    weigh();
+    if (!now || now !== shown) return ask("read", { text });
+    newest.read++; // what is being read is no longer asked for
     address();
   };
+  // Of a config that is refused, the page shows what is known, and nothing of
+  // the one before it.
+  const coded = [part("layers"), part("rope"), part("differs"), bar];
+  for (const box of [...coded, memoryPart]) box.dataset.blank = refusals.blank;
+  const answered = (found) => {
+    const { text, answer, wrong, uncounted } = found;
+    if (answer) show(answer);
+    else part("rope").hidden = false;
+    reused = answer?.reused ?? [];
+    shown = wrong ? null : tight(text);
+    say(form.parentElement, wrong);
+    form.elements.config.ariaInvalid = wrong ? "true" : null;
+    document.querySelector(".partly").hidden = !wrong || Boolean(uncounted);
+    part("strip").hidden = block.hidden = Boolean(wrong);
+    for (const box of coded) box.classList.toggle("blank", wrong);
+    memoryPart.classList.toggle("blank", uncounted);
+    say(memoryPart, wrong ? "" : uncounted);
+    newest.size++; // of what is no longer shown
+    sized(found, form.elements.model.selectedOptions[0].text);
+    address();
+  };
+  const takes = {
+    read: (found) => (found.lines ? found.lines.length && items[found.i].append(diff(found.lines)) : answered(found)),
+    size: sized,
+    weigh: weighed,
+  };
+  const received = ({ kind, n, ...found }) => n === newest[kind] && takes[kind](found);
 
   // Once the reader pauses, and what was typed or chosen has been drawn.
   let waiting;
   const later = (pause) => {
     clearTimeout(waiting);
-    waiting = setTimeout(() => loaded().then(read), pause);
+    waiting = setTimeout(read, pause);
   };
   addEventListener("pagehide", address); // of the last edit, for the way back
 
@@ -308,7 +301,7 @@
       event.preventDefault();
       take(event.dataTransfer.files[0]); // there is none before the drop
     });
-  sizes.addEventListener("input", () => loaded().then(weigh));
+  sizes.addEventListener("input", weigh);
   for (const kind of ["pointerover", "focusin"])
     for (const box of [form, sizes]) box.addEventListener(kind, loaded, { once: true });
 

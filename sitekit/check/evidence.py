@@ -1,4 +1,4 @@
-"""What is told of each mistake on the site alone: drawn/mistakes.txt."""
+"""What the site alone says of each mistake: drawn/mistakes.txt."""
 
 import re
 from functools import cache
@@ -13,27 +13,20 @@ SYMPTOMS = {
     "heads": Text("heads are mixed", "各个头串在了一起"),
     "inert": Text("the mask does nothing", "掩码不起作用"),
     "nan": Text("NaN or infinity", "出现 NaN 或无穷大"),
-    "sizes": Text(
-        "right until two sizes are equal", "两个尺寸碰巧相等时才出错"
-    ),
-    "decoding": Text(
-        "with a cache the output differs", "用了缓存，输出就不一样"
-    ),
+    "sizes": Text("right until two sizes are equal", "两个尺寸碰巧相等时才出错"),
+    "decoding": Text("with a cache the output differs", "用了缓存，输出就不一样"),
     "gradients": Text("right outputs, wrong gradients", "输出对，梯度错"),
     "memory": Text("right, but too much memory", "结果对，但内存占用太多"),
     "worse": Text("no error, only worse results", "不报错，只是结果变差"),
-    "error": Text(
-        "an error, but only for some sizes or dtypes",
-        "只有某些尺寸或 dtype 会报错",
-    ),
+    "error": Text("an error, but only for some sizes or dtypes", "只有某些尺寸或 dtype 会报错"),
 }
 AXES = "# query | key | 查询 | 键"
 ENTRIES = re.compile(r"((?:^\S+: .+\n)+)((?:^    .+\n)+)", re.MULTILINE)
 
 
 class Evidence(NamedTuple):
-    """`symptom` is a key of `SYMPTOMS`, `met` are addresses, and `see` is code
-    whose last line is an expression."""
+    """`symptom` is a key of `SYMPTOMS`, `met` has the addresses at which the
+    mistake was met, and `see` is code whose last line is an expression."""
 
     symptom: str
     met: list[str]
@@ -43,7 +36,7 @@ class Evidence(NamedTuple):
 
 @cache
 def evidence() -> dict[str, Evidence]:
-    """By mistake."""
+    """The evidence of each mistake, by its id."""
     text = (ROOT / "sitekit/drawn/mistakes.txt").read_text(encoding="utf-8")
     result = {}
     for ids, code in ENTRIES.findall(text):

@@ -1,7 +1,7 @@
 """`::: exercise gqa llama` ends what a page explains: write it yourself.
 
-All of the section is derived from the exercises of `attnref check`: what is
-asked, the file to fill in, hints, a solution, and the mistakes that it knows.
+The exercises of `attnref check` give all of the section: what to write, the
+file to fill in, hints, a solution, and the mistakes that `check` knows.
 """
 
 import os
@@ -12,20 +12,18 @@ from functools import cache
 from html import escape
 from pathlib import PurePosixPath
 
-from attnref.check.catalogue import PAGES, files
-from attnref.check.checker import candidates
-from attnref.check.exercises import EXERCISES, PROPERTIES
-from attnref.check.tasks import TASKS, stub
+from attnref.judge.catalogue import PAGES, files
+from attnref.judge.checker import candidates
+from attnref.judge.exercises import EXERCISES, PROPERTIES
+from attnref.judge.tasks import TASKS, stub
 from attnref.words import Text
 from sitekit.adapter import BuildError
 from sitekit.markdown import pages
 
 LINE = re.compile(r"^::: exercise (.+)$", re.MULTILINE)
-PLACE = re.compile(
-    r'\{ #([\w-]+) \}$|--8<-- "attnref/([\w/]+)\.py', re.MULTILINE
-)
+PLACE = re.compile(r'\{ #([\w-]+) \}$|--8<-- "attnref/([\w/]+)\.py', re.MULTILINE)
 SENTENCE = {"en": r".+?\.(?=\s|$)", "zh": ".+?。"}
-# Asked of every exercise, or said in the file to fill in.
+# Properties of every exercise, or of which the file to fill in says enough.
 COMMON = {"same", "twice", "dtype"}
 HINTS = 3
 TITLE = Text("Write it yourself", "自己写一遍")
@@ -44,6 +42,7 @@ CHECK = Text(
 ROTATES = Text(", with RoPE", "（带 RoPE）")
 
 
+@cache
 def places() -> dict[str, str]:
     """The page on which each exercise stands."""
     return {
@@ -54,27 +53,25 @@ def places() -> dict[str, str]:
     }
 
 
-def expanded(markdown: str, here: str, language: str) -> str:
-    """The Markdown of the page `here`, a path, with its exercises."""
+def write_exercises(markdown: str, page: str, language: str) -> str:
+    """The Markdown of the page with this path, with its exercises."""
 
     def section(match: re.Match[str]) -> str:
         lines = [f"## {getattr(TITLE, language)} {{ #exercise }}", ""]
         for name in match[1].split():
             if name not in TASKS:
-                raise BuildError(f"{here}: there is no exercise {name}")
-            lines += _exercise(name, markdown, here, language)
+                raise BuildError(f"{page}: there is no exercise {name}")
+            lines += _exercise(name, markdown, page, language)
         return "\n".join(lines)
 
     return LINE.sub(section, markdown)
 
 
-def _exercise(
-    name: str, markdown: str, here: str, language: str
-) -> Iterator[str]:
+def _exercise(name: str, markdown: str, page: str, language: str) -> Iterator[str]:
     def link(stem: str) -> str:
-        return os.path.relpath(f"{stem}.md", PurePosixPath(here).parent)
+        return os.path.relpath(f"{stem}.md", PurePosixPath(page).parent)
 
-    signatures = (f"`{each}`" for each in TASKS[name].signatures)
+    signatures = (f"`{signature}`" for signature in TASKS[name].signatures)
     yield f"{'<br>'.join(signatures)}<br>"
     yield _signatures(name, language)
     yield ""
@@ -89,14 +86,14 @@ def _exercise(
         yield ""
         yield from (f"        - {getattr(hint, language)}" for hint in hints)
         yield ""
-    known = _known(name)
-    stem, id, file = _solution(name, markdown, here)
+    counts = _mistake_counts(name)
+    stem, id, file = _solution(name, markdown, page)
     rotates = file == "gqa.py" and "theta" not in TASKS[name].signatures[0]
     yield getattr(CHECK, language).format(
         name=name,
         check=link("mistakes/check"),
-        n=known.total(),
-        mistakes=link(known.most_common(1)[0][0]),
+        n=counts.total(),
+        mistakes=link(counts.most_common(1)[0][0]),
         file=file,
         solution=f"{link(stem) if stem else ''}#{id}",
         aside=getattr(ROTATES, language) if rotates else "",
@@ -105,7 +102,7 @@ def _exercise(
 
 
 def _signatures(name: str, language: str) -> str:
-    """The first sentence of what is asked, in a line."""
+    """The first sentence of what to write, in one line."""
     about = getattr(TASKS[name].about, language)
     match = re.match(SENTENCE[language], about, re.DOTALL)
     assert match is not None, name
@@ -118,47 +115,54 @@ def _signatures(name: str, language: str) -> str:
 @cache
 def _properties() -> dict[str, list[str]]:
     return {
-        name: [*dict.fromkeys(probe.under for probe in exercise.probes())]
+        name: [*dict.fromkeys(probe.prop for probe in exercise.probes())]
         for name, exercise in EXERCISES.items()
     }
 
 
 def _hints(name: str) -> list[Text]:
-    """The properties that few exercises are asked for say most of this one."""
-    counts = Counter(prop for each in _properties().values() for prop in each)
-    own = [prop for prop in _properties()[name] if prop not in COMMON]
-    return [
-        PROPERTIES[prop].title for prop in sorted(own, key=counts.__getitem__)
-    ][:HINTS]
+    """The properties of an exercise that the fewest other exercises have."""
+    counts = Counter(x for props in _properties().values() for x in props)
+    props = [prop for prop in _properties()[name] if prop not in COMMON]
+    rarest = sorted(props, key=counts.__getitem__)[:HINTS]
+    return [PROPERTIES[prop].title for prop in rarest]
 
 
 @cache
-def _known(name: str) -> Counter[str]:
-    """On which pages the mistakes are that are tried, and how many."""
+def _mistake_counts(name: str) -> Counter[str]:
+    """How many of the mistakes that an exercise knows stand on each page."""
     ids = {id for candidate in candidates(name) for id in candidate.ids}
     return Counter(
         PAGES[file]
-        for file, held in files().items()
-        for mistake in held
+        for file, mistakes in files().items()
+        for mistake in mistakes
         if mistake.id in ids
     )
 
 
-def _solution(name: str, markdown: str, here: str) -> tuple[str, str, str]:
-    """Where the code is whose mistakes are known: page ("" for this one), id
-    of the section, and file."""
+def module_of(name: str) -> str:
+    """The module that does what an exercise asks for: the plain form with its
+    name, if its forms use that one, or the module of its first form."""
     forms = EXERCISES[name].forms
-    modules = {m.replace(".", "/") for form in forms for m in form.modules}
-    if (block := _first(modules, markdown)) is None:
-        first = {m.replace(".", "/") for m in forms[0].modules}
-        for path in pages.markdown_files("en"):
-            stem = pages.stem_of(path)
-            own = stem.rpartition("/")[2].replace("-", "_")
-            of_page = {m for m in first if m.rpartition("/")[2] == own}
-            if block := _first(of_page, pages.body_of(path)):
-                return stem, *block
-        raise BuildError(f"{here}: no page shows a solution of {name}")
-    return "", *block
+    module = f"plain.{name}"
+    if any(module in form.modules for form in forms):
+        return module
+    [module] = forms[0].modules
+    return module
+
+
+def _solution(name: str, markdown: str, page: str) -> tuple[str, str, str]:
+    """Where a solution stands: page ("" for this one), id of its section,
+    file."""
+    file = module_of(name).replace(".", "/")
+    if block := _first({file}, markdown):
+        return "", *block
+    for path in pages.markdown_files("en"):
+        stem = pages.stem_of(path)
+        subject = stem.rpartition("/")[2].replace("-", "_")
+        if subject == file.rpartition("/")[2] and (block := _first({file}, pages.body_of(path))):
+            return stem, *block
+    raise BuildError(f"{page}: no page shows a solution of {name}")
 
 
 def _first(modules: set[str], markdown: str) -> tuple[str, str] | None:

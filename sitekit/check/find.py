@@ -1,87 +1,83 @@
-"""The page "Find your bug": questions that lead from a symptom to mistakes.
+"""The page "Find your bug": a field, symptoms to choose, and questions.
 
-`::: questions` on a page becomes those of sitekit/drawn/find_your_bug.yml, in
-the language of the page: below each symptom a question, and each answer folds
-out the next question or the entries that are likely. It is HTML that needs no
-script. Each answer has an address, which opens it.
+`::: door` on a page becomes the field and the ten symptoms. They are links to
+the lists further down, `::: symptoms`; with JavaScript, assets/find.js shows
+the entries that a choice or the words of the field find, and the questions of
+sitekit/drawn/find_your_bug.toml narrow a symptom down. `script` is what it
+loads for that at the first key. Each answer has an address, `#nan-mask`.
 """
 
-import os
 import re
-from collections.abc import Iterator
 from functools import cache
-from pathlib import PurePosixPath
+from html import escape
 from typing import Any
 
-import yaml
-
-from attnref.check.catalogue import PAGES, files
 from attnref.words import Text
 from sitekit import ROOT
-from sitekit.check.evidence import SYMPTOMS, evidence
+from sitekit.check.evidence import SYMPTOMS
+from sitekit.markdown import pages, parity, source
+from sitekit.markdown.render import render
 
-QUESTIONS = re.compile(r"^::: questions$", re.MULTILINE)
-TREE = ROOT / "sitekit/drawn/find_your_bug.yml"
-ALL = Text(
-    "See also [all {} mistakes with this symptom]({}).",
-    "这一类[共收录 {} 个错误]({})。",
-)
+DOOR = "mistakes/find-your-bug"
+TREE = ROOT / "sitekit/drawn/find_your_bug.toml"
+MARKED = re.compile(r"`([^`]+)`|\[([^]]+)\]\((#[\w-]+)\)")
+SAY = {
+    "label": Text("Error text, line of code or symptom", "报错、一行代码，或者看到的现象"),
+    "hint": Text("expected scalar type Float but found BFloat16", "例如：训练正常推理不对"),
+    "symptoms": Text("Or choose what you see", "或者挑你看到的现象"),
+    "count": Text("{} of {} mistakes", "{1} 个错误里的 {0} 个"),
+    "none": Text(
+        "No entry has these words. Choose what you see.", "没有找到。挑一个你看到的现象吧。"
+    ),
+    "all": Text("Show all {}", "显示全部 {} 个"),
+}
 
 
 @cache
 def tree() -> dict[str, Any]:
-    """By symptom, its first question."""
-    return dict(yaml.safe_load(TREE.read_text(encoding="utf-8")))
+    """The first question of each symptom."""
+    return source.table_of(TREE)
 
 
-def reached(question: Any) -> set[str]:
-    """The mistakes to which a question, or an answer, leads."""
-    likely = {*question.get("likely", ())}
-    return likely.union(*map(reached, question.get("answers", ())))
+def inline(text: str) -> str:
+    """HTML of a sentence with code and links to sections."""
+
+    def mark(match: re.Match[str]) -> str:
+        code, words, address = match.groups()
+        return f"<code>{code}</code>" if code else f'<a href="{address}">{words}</a>'
+
+    return MARKED.sub(mark, escape(text, quote=False))
 
 
-def expanded(markdown: str, here: str, language: str) -> str:
-    """The Markdown of the page `here`, a path, with its questions."""
+def capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
-    def link(to: str) -> str:
-        return os.path.relpath(f"{to}.md", PurePosixPath(here).parent)
 
-    if not QUESTIONS.search(markdown):
-        return markdown
-    entries = {
-        mistake.id: f"[{getattr(mistake.title, language)}]"
-        f"({link(PAGES[name])}#{mistake.id})"
-        for name, held in files().items()
-        for mistake in held
-    }
+@cache
+def hints(language: str) -> dict[str, str]:
+    """What a reader would say of each symptom, from the page in this language."""
+    sections = pages.front_matter(parity.twin(DOOR, language)).get("sections", {})
+    return {key: sections[key][0] for key in SYMPTOMS if key in sections}
 
-    def parts(question: Any, key: str) -> Iterator[str]:
-        yield text(question["ask"])
-        yield ""
-        for answer in question["answers"]:
-            word, *texts = answer["if"]
-            yield f'??? answer "<span id={key}-{word}>{text(texts)}</span>"'
-            below = (
-                parts(answer, key)
-                if "ask" in answer
-                else [f"- {entries[name]}" for name in answer["likely"]]
-            )
-            yield ""
-            yield from (f"    {line}".rstrip() for line in below)
-            yield ""
 
-    def text(texts: list[str]) -> str:
-        return str(getattr(Text(*texts), language))
+def door(language: str, to: str) -> str:
+    """HTML: the field, which waits for its script, and the symptoms."""
+    return render(
+        "door",
+        to=to,
+        say={key: getattr(text, language) for key, text in SAY.items()},
+        symptoms={key: capital(getattr(text, language)) for key, text in SYMPTOMS.items()},
+        hints=hints(language),
+    )
 
-    def every() -> Iterator[str]:
-        for key, question in tree().items():
-            symptom = getattr(SYMPTOMS[key], language)
-            yield f"## {symptom[0].upper()}{symptom[1:]} {{ #{key} }}"
-            yield ""
-            yield from parts(question, key)
-            number = sum(of.symptom == key for of in evidence().values())
-            to = f"{link('mistakes/by-symptom')}#{key}"
-            yield getattr(ALL, language).format(number, to)
-            yield ""
 
-    return QUESTIONS.sub(lambda _: "\n".join(every()), markdown)
+def branches(question: Any, language: str) -> dict[str, Any]:
+    """A question or the mistakes that an answer leads to, in one language."""
+    if "likely" in question:
+        return {"likely": question["likely"]}
+    answers = [
+        {"key": answer["if"][0], "say": inline(getattr(Text(*answer["if"][1:]), language))}
+        | branches(answer, language)
+        for answer in question["answers"]
+    ]
+    return {"ask": inline(getattr(Text(*question["ask"]), language)), "answers": answers}

@@ -1,11 +1,11 @@
 """What pages say of the catalogue of mistakes.
 
 `::: mistake softmax-overflow` on a page begins the entry of that mistake: what
-follows says what it does, with numbers that are computed, and title, lines and
+follows says what the mistake does, with computed numbers; its title, lines and
 the rest come from the catalogue. `::: marked` says how to read the entries of
-its page, `::: symptoms` becomes the list of all entries by what one sees,
-`::: shapes` how many have the right shape, and `::: exercises` the table of
-those of `attnref check`. All are Markdown, in the language of the page.
+its page, and `::: shapes` how many have the right shape. `::: symptoms` becomes
+the list of all entries by symptom, and `::: exercises` the table of the
+exercises of `attnref check`. All are Markdown, in the language of the page.
 """
 
 import ast
@@ -24,32 +24,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnref.check.catalogue import (
-    PAGES,
-    PLAIN,
-    Lines,
-    Mistake,
-    Variant,
-    catalogue,
-    files,
-    planted,
-)
-from attnref.check.tasks import TASKS
+from attnref.judge.catalogue import PLAIN, Lines, Mistake, Variant, catalogue, planted
+from attnref.judge.tasks import COURSE, TASKS
 from attnref.words import Text
 from sitekit import ROOT
 from sitekit.adapter import BuildError
 from sitekit.check import find
 from sitekit.check.evidence import SYMPTOMS, evidence
 from sitekit.check.exercise import places
-from sitekit.drawing import svg
+from sitekit.drawing import heatmap
 from sitekit.markdown.markup import button
-from sitekit.moved import STUB
-from sitekit.search import sections_of
 
-ENTRIES = re.compile(
-    r"^::: mistake ([\w-]+)\n(.*?)(?=^::: |^#|\Z)", re.MULTILINE | re.DOTALL
-)
-LISTS = re.compile(r"^::: (marked|symptoms|shapes|exercises)$", re.MULTILINE)
+ENTRIES = re.compile(r"^::: mistake ([\w-]+)\n(.*?)(?=^::: |^#|\Z)", re.MULTILINE | re.DOTALL)
+LISTS = re.compile(r"^::: (door|marked|symptoms|shapes|exercises)$", re.MULTILINE)
 KILLS = ROOT / "tests/check/kills.json"
 ADDRESS = re.compile(
     r"https://(?:www\.)?"
@@ -70,12 +57,10 @@ WORDS = {
     "marked": Text(
         "Lines marked - are wrong, lines marked + are right. {shapes} "
         "[All mistakes by symptom]({symptoms}).",
-        "标 - 的行是错的，标 + 的行是对的。{shapes}"
-        "也可以[按症状查找]({symptoms})。",
+        "标 - 的行是错的，标 + 的行是对的。{shapes}也可以[按症状查找]({symptoms})。",
     ),
     "shapes": Text(
-        "{n} of these {all} mistakes return the right shape, so shape tests "
-        "miss them.",
+        "{n} of these {all} mistakes return the right shape, so shape tests miss them.",
         "{all} 个错误里有 {n} 个输出形状是对的，检查形状的测试发现不了。",
     ),
     "every shape": Text(
@@ -93,24 +78,24 @@ WORDS = {
     "copied": Text("Copied", "已复制"),
     "file": Text("wrong (-) and right (+)", "错误（-）与正确（+）"),
     "right": Text("right", "正确"),
-    "filter": Text("Filter by what you see, or by title", "按现象或标题筛选"),
+    "listed": Text("{} mistakes", "{} 个错误"),
     "wrong": Text("wrong", "错误"),
     "link": Text("Copy link", "复制链接"),
 }
 ROWS = 4  # of numbers beside a diff
-MANY = 12  # more than this many of a symptom are told apart further
 TESTS = "mistakes/tests"  # the page that shows the properties
 
 
 @cache
 def kills() -> dict[str, Any]:
-    """By mistake, what was found by running: which tests to copy and which of
-    our own fail, and whether shapes stay right."""
+    """What runs of each mistake have found, by its id: which tests to copy and
+    which of our own tests fail, and whether shapes stay right."""
     return dict(json.loads(KILLS.read_text(encoding="utf-8")))
 
 
 def large(layer: nn.Module) -> nn.Module:
-    """Weights with which softmax decides: flat ones hide mistakes."""
+    """A layer with weights so large that softmax decides: flat weights hide
+    mistakes."""
     for weight in layer.parameters():
         weight.data = torch.randn_like(weight) / 2
     return layer
@@ -120,9 +105,9 @@ def moved(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """1 where the output of the row moves with the input of the column."""
     columns = []
     for j in range(x.shape[1]):
-        other = x.clone()
-        other[:, j] += 1
-        change = (run(other) - run(x)).abs().amax(dim=(0, 2))
+        new_x = x.clone()
+        new_x[:, j] += 1
+        change = (run(new_x) - run(x)).abs().amax(dim=(0, 2))
         columns.append((change > 1e-6).double())
     return torch.stack(columns, dim=1)
 
@@ -132,41 +117,39 @@ def _right(module: str) -> Any:
     return planted((Lines(module, ()),))
 
 
-def shown(mistake: Mistake, variant: Variant = ()) -> Tensor:
-    """What the code of an entry gives, with these lines."""
-    made: Any = planted(variant) if variant else _right(mistake.module)
-    given = {"torch": torch, "large": large, "moved": moved}
-    given["plain"] = made
+def output(mistake: Mistake, variant: Variant = ()) -> Tensor:
+    """Run the code of an entry with the lines of a variant, or right ones."""
+    code: Any = planted(variant) if variant else _right(mistake.module)
+    names = {"torch": torch, "large": large, "moved": moved, "plain": code}
     if mistake.module.startswith(PLAIN):
-        made = getattr(made, mistake.module.removeprefix(PLAIN))
+        code = getattr(code, mistake.module.removeprefix(PLAIN))
     tree = ast.parse(evidence()[mistake.id].see)
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    names = {name: getattr(made, name) for name in used if hasattr(made, name)}
-    names |= given
-    *first, last = tree.body
+    words = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for name in words - names.keys():
+        if hasattr(code, name):
+            names[name] = getattr(code, name)
+    *statements, last = tree.body
     assert isinstance(last, ast.Expr), mistake.id
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        exec(compile(ast.Module(first, []), mistake.id, "exec"), names)
-        value = eval(
-            compile(ast.Expression(last.value), mistake.id, "eval"), names
-        )
+        exec(compile(ast.Module(statements, []), mistake.id, "exec"), names)
+        value = eval(compile(ast.Expression(last.value), mistake.id, "eval"), names)
     return torch.as_tensor(value).detach()
 
 
 @cache
-def seen(name: str) -> tuple[Tensor, Tensor | str]:
-    """What one would see: right and wrong, or the error that is raised."""
+def outputs(name: str) -> tuple[Tensor, Tensor | str]:
+    """The right output and the wrong one, or the error in its place."""
     mistake = catalogue()[name]
-    right = shown(mistake)
+    right = output(mistake)
     try:
-        return right, shown(mistake, mistake.variants[0])
+        return right, output(mistake, mistake.variants[0])
     except Exception as error:
         return right, str(error)
 
 
 def number(value: Tensor | str, language: str = "en") -> str:
-    """As text, with no more digits than one compares; counts are whole."""
+    """Numbers as text, with the digits that one compares; counts are whole."""
     if isinstance(value, str):
         return f"`{value.splitlines()[0]}`"
     return str(getattr(WORDS["and"], language)).join(
@@ -176,29 +159,23 @@ def number(value: Tensor | str, language: str = "en") -> str:
 
 
 def with_links(mistake: Mistake, text: str, language: str) -> str:
-    """A sentence with its numbers."""
-    right, wrong = seen(mistake.id)
-    facts = {
-        "right": number(right, language),
-        "wrong": number(wrong, language),
-    }
+    """A sentence with its numbers in it."""
+    right, wrong = outputs(mistake.id)
+    facts = {"right": number(right, language), "wrong": number(wrong, language)}
     if isinstance(wrong, Tensor) and wrong.shape == right.shape:
-        far = (right - wrong).abs()
-        facts["change"] = f"{far.max():.3g}"
+        difference = (right - wrong).abs()
+        facts["change"] = f"{difference.max():.3g}"
         if right.dim() == 2:
-            row, column = divmod(int(far.argmax()), right.shape[1])
-            at = {
-                "right": number(right[row, column]),
-                "wrong": number(wrong[row, column]),
-            }
-            # "query, from position 2000 on"
-            down, across = (
+            row, column = divmod(int(difference.argmax()), right.shape[1])
+            values = {"right": number(right[row, column]), "wrong": number(wrong[row, column])}
+            # Of an axis "query, from position 2000 on", the word "query".
+            rows, columns = (
                 re.split("[,，]", getattr(axis, language))[0]
                 for axis in evidence()[mistake.id].axes
             )
             word = {k: getattr(WORDS[k], language) for k in ("where", "there")}
-            facts["where"] = word["where"].format(down, row, across, column)
-            facts["there"] = word["there"].format(**at)
+            facts["where"] = word["where"].format(rows, row, columns, column)
+            facts["there"] = word["there"].format(**values)
     return re.sub(r"\{(\w+)\}", lambda match: facts[match[1]], text)
 
 
@@ -206,8 +183,8 @@ def diff(lines: Lines) -> str:
     """The wrong lines and the right ones, as a patch that mends them."""
     signs = [line[0] for line in lines.diff]
     code = dedent("\n".join(line[1:] for line in lines.diff)).split("\n")
-    both = zip(signs, code, strict=True)
-    return "\n".join(f"{sign}{line}".rstrip() for sign, line in both)
+    pairs = zip(signs, code, strict=True)
+    return "\n".join(f"{sign}{line}".rstrip() for sign, line in pairs)
 
 
 def source(address: str) -> str:
@@ -218,49 +195,47 @@ def source(address: str) -> str:
     return f"[{name}]({address})"
 
 
+@cache
 def diffs(mistake: Mistake, language: str) -> str:
-    """HTML: the lines of an entry as a diff, and beside it what they give."""
+    """HTML: the lines of an entry as a diff, and their outputs beside it."""
     code = "".join(blocks(mistake.variants[:1], language))
-    right, wrong = seen(mistake.id)
+    right, wrong = outputs(mistake.id)
     pictures = ""
     for kind, value in (("wrong", wrong), ("right", right)):
         label = getattr(WORDS[kind], language)
         if isinstance(value, str):  # an error, which the entry quotes
             error = getattr(WORDS["error"], language)
-            shown = f'<span class="off" title="{escape(value)}">{error}</span>'
+            cell = f'<span class="off" title="{escape(value)}">{error}</span>'
         else:
-            shown = small(value, right, wrong)
-        pictures += f"<div><b>{label}</b>{shown}</div>"
+            cell = small(value, right, wrong)
+        pictures += f"<div><b>{label}</b>{cell}</div>"
     axes = (getattr(axis, language) for axis in evidence()[mistake.id].axes)
     title = f' title="{escape(" × ".join(axes))}"' if right.dim() == 2 else ""
-    return (
-        f'<div class="mistake"><div>{code}</div>'
-        f'<div class="pair"{title}>{pictures}</div></div>'
-    )
+    return f'<div class="mistake"><div>{code}</div><div class="pair"{title}>{pictures}</div></div>'
 
 
 def share(mistake: Mistake, language: str) -> str:
-    """HTML: copies the address of an entry."""
-    link, copied = (getattr(WORDS[k], language) for k in ("link", "copied"))
+    """HTML: a button that copies the address of an entry."""
+    link, report = (getattr(WORDS[k], language) for k in ("link", "copied"))
     return (
         f'<button class="link" type="button" aria-label="{link}" '
-        f'data-done="{copied}" data-to="../{mistake.id}/"></button>'
+        f'data-done="{report}" data-to="../{mistake.id}/"></button>'
     )
 
 
 def small(value: Tensor, right: Tensor, wrong: Tensor | str) -> str:
-    """HTML: a matrix as its cells; a few numbers of what is none, from where
-    they differ from the right ones."""
+    """HTML: a matrix as its cells, or a few numbers of another tensor, from
+    where the wrong ones differ from the right ones."""
     if value.dim() == right.dim() == 2:
-        return svg.thumbnail(value.double(), right.double())
-    given, wanted, other = (
+        return heatmap.thumbnail(value.double(), right.double())
+    actual, expected, wrong_numbers = (
         x.double().flatten().tolist() if isinstance(x, Tensor) else []
         for x in (value, right, wrong)
     )
-    differ = [off(*both) for both in zip_longest(wanted, other)]
+    differ = [off(*pair) for pair in zip_longest(expected, wrong_numbers)]
     first = differ.index(True) // ROWS * ROWS if True in differ else 0
     rows = ["<span>…</span>"] if first else []
-    for x, y in zip_longest(given[first:][:ROWS], wanted[first:][:ROWS]):
+    for x, y in zip_longest(actual[first:][:ROWS], expected[first:][:ROWS]):
         if x is not None:
             kind = " class=off" if off(x, y) else ""
             rows.append(f"<span{kind}>{number(torch.tensor(x))}</span>")
@@ -268,61 +243,31 @@ def small(value: Tensor, right: Tensor, wrong: Tensor | str) -> str:
 
 
 def off(x: float | None, y: float | None) -> bool:
-    """Whether they differ by more than one compares; None is not there."""
+    """Whether two numbers differ by more than one compares. A missing number,
+    None, differs from all."""
     if x is None or y is None:
         return True
     return not (x == y or math.isclose(x, y, rel_tol=1e-3))
 
 
-def stub(id: str, language: str, home: str) -> str:
-    """HTML: the address of a mistake, with its picture and what it is. `home`
-    is that of the site, if it is known."""
-    mistake = catalogue()[id]
-    title = getattr(mistake.title, language)
-    page = next(
-        PAGES[name] for name, held in files().items() if mistake in held
-    )
-    tags = {
-        "og:type": "article",
-        "og:site_name": "attnref",
-        "og:title": title,
-        "og:description": getattr(SYMPTOMS[evidence()[id].symptom], language),
-        "og:url": f"{home}{'zh/' * (language == 'zh')}mistakes/{id}/",
-        "og:image": f"{home}assets/previews/mistakes/{id}.png",
-        "twitter:card": "summary_large_image",
-    }
-    link = f"../{PurePosixPath(page).name}/#{id}"
-    return STUB.format(
-        language=language,
-        new=escape(title),
-        script="''",
-        link=json.dumps(link),
-        href=link,
-        canonical="".join(
-            f'<meta property="{name}" content="{escape(text)}">\n'
-            for name, text in tags.items()
-            if home
-        ),
-    )
-
-
 def others(mistake: Mistake, language: str) -> str:
-    """HTML: the same mistake in other files, or in other lines: the first of
-    those that `attnref check` knows."""
+    """HTML: the same mistake in other files, or in other lines. These are the
+    first variants after the one that the entry shows."""
     return "".join(blocks(mistake.variants[1:3], language))
 
 
 def blocks(variants: Sequence[Variant], language: str) -> Iterator[str]:
-    shown: dict[str, list[str]] = {}
+    """HTML: the diff of each variant; equal ones are one, of several files."""
+    paths: dict[str, list[str]] = {}
     for variant in variants:
-        files = {f"attnref/{x.module.replace('.', '/')}.py" for x in variant}
-        text = "\n\n".join(map(diff, variant))
-        shown.setdefault(text, []).extend(sorted(files))
+        modules = {f"attnref/{x.module.replace('.', '/')}.py" for x in variant}
+        lines = "\n\n".join(map(diff, variant))
+        paths.setdefault(lines, []).extend(sorted(modules))
     copy = button(*(getattr(WORDS[k], language) for k in ("copy", "copied")))
-    for lines, held in shown.items():
+    for lines, names in paths.items():
         yield (
             f'<div class="language-diff highlight">'
-            f'<span class="filename">{", ".join(held)}</span>'
+            f'<span class="filename">{", ".join(names)}</span>'
             f"<pre><code>{coloured(lines)}</code></pre>{copy}</div>"
         )
 
@@ -337,31 +282,28 @@ def coloured(lines: str) -> str:
     )
 
 
-def thumbnail(mistake: Mistake, _: str) -> str:
-    """SVG: the wrong heat map, if there is one."""
-    right, wrong = seen(mistake.id)
-    if right.dim() != 2 or isinstance(wrong, str):
-        return ""
-    return svg.thumbnail(wrong.double(), right.double())
+def with_pictures(html: str, language: str, link: Callable[[str], str]) -> str:
+    """Replace `<!-- diffs of ID -->` and the like by their HTML. `link` is the
+    address of the page of a mistake.
+
+    Markdown and the search have read the page by then: with these pictures in
+    it, they would take long.
+    """
+
+    def draw(match: re.Match[str]) -> str:
+        kind, name = match.groups()
+        if kind == "door":
+            return find.door(language, link("ID"))
+        if kind == "all":
+            return below_symptom(name, language, link)
+        kinds: dict[str, Callable[[Mistake, str], str]]
+        kinds = {"diffs": diffs, "others": others, "share": share}
+        return kinds[kind](catalogue()[name], language)
+
+    return PICTURES.sub(draw, html)
 
 
-def with_pictures(html: str, language: str) -> str:
-    """Once Markdown and the search have read the page, which takes them long:
-    each `<!-- diffs of ID -->` and the like becomes what it stands for."""
-    drawn = {
-        "diffs": diffs,
-        "others": others,
-        "share": share,
-        "thumbnail": thumbnail,
-    }
-    return PICTURES.sub(
-        lambda match: drawn[match[1]](catalogue()[match[2]], language), html
-    )
-
-
-def entry(
-    mistake: Mistake, symptoms_text: str, language: str, link: Any
-) -> Iterator[str]:
+def entry(mistake: Mistake, symptoms_text: str, language: str, link: Any) -> Iterator[str]:
     def word(text: Text) -> str:
         return str(getattr(text, language))
 
@@ -370,7 +312,7 @@ def entry(
         name = word(WORDS[key])
         return f"    - **{name}**{word(WORDS['colon'])}{text}{end}"
 
-    between = word(WORDS["and"])
+    comma = word(WORDS["and"])
     yield f"## {word(mistake.title)} {{ #{mistake.id} }}"
     yield ""
     yield with_links(mistake, symptoms_text, language)
@@ -381,16 +323,16 @@ def entry(
     yield ""
     facts = evidence()[mistake.id]
     symptom = word(SYMPTOMS[facts.symptom])
-    symptoms = link("mistakes/by-symptom")
+    symptoms = link(find.DOOR)
     yield item("symptom", f"[{symptom}]({symptoms}#{facts.symptom})")
     yield item("notice", with_links(mistake, word(mistake.notice), language))
-    caught = kills()[mistake.id]
-    tests = [f"[`{x}`]({link(TESTS)}#{x})" for x in caught["properties"]]
-    # Without the parameters of a test: dict, since several may be of one.
-    tests += dict.fromkeys(f"`{t.partition('[')[0]}`" for t in caught["tests"])
-    yield item("caught", between.join(tests))
+    failures = kills()[mistake.id]
+    tests = [f"[`{x}`]({link(TESTS)}#{x})" for x in failures["properties"]]
+    # A dict: without their parameters, several may be the same test.
+    tests += dict.fromkeys(f"`{t.partition('[')[0]}`" for t in failures["tests"])
+    yield item("caught", comma.join(tests))
     if facts.met:
-        yield item("found", between.join(map(source, facts.met)))
+        yield item("found", comma.join(map(source, facts.met)))
     if mistake.variants[1:]:
         yield f"    - **{word(WORDS['also'])}**{word(WORDS['colon'])}"
         yield ""
@@ -400,67 +342,30 @@ def entry(
     yield ""
 
 
-def groups(
-    question: Any, names: set[str], key: str, language: str, level: str = "###"
-) -> Iterator[str | list[str]]:
-    """The mistakes below the first answer that leads to them, and below the
-    next one where they are many: headings, questions and lists of ids."""
-    yield getattr(Text(*question["ask"]), language)
-    for answer in question["answers"]:
-        word, *texts = answer["if"]
-        held = names & find.reached(answer)
-        names = names - held
-        if held:
-            label = getattr(Text(*texts), language)
-            yield f"{level} {label} {{ #{key}-{word} }}"
-            if "ask" in answer and len(held) > MANY:
-                yield from groups(answer, held, key, language, f"{level}#")
-            else:
-                yield [name for name in catalogue() if name in held]
-
-
-def symptoms(language: str, link: Any) -> Iterator[str]:
-    """All entries, each below what one sees of it."""
-    place = {
-        mistake.id: f"<!-- thumbnail of {mistake.id} -->"
-        f"[{getattr(mistake.title, language)}]"
-        f"({link(PAGES[name])}#{mistake.id})"
-        for name, held in files().items()
-        for mistake in held
-    }
-    # What else its words may be: those of the search, and how one notices it.
-    called = sections_of("mistakes/by-symptom")
-    for name, held in files().items():
-        also = sections_of(PAGES[name])
-        for each in held:
-            words = [*also.get(each.id, ()), getattr(each.notice, language)]
-            called[each.id] = words
-    data = json.dumps(called, ensure_ascii=False).replace("<", "\\u003c")
-    yield (
-        f'<p class="filter" hidden><label>{getattr(WORDS["filter"], language)}'
-        ' <input type="search"></label> <output></output>'
-        f'<script type="application/json">{data}</script></p>'
-    )
-    yield ""
+def symptoms(language: str, _: Any) -> Iterator[str]:
+    """A heading for each symptom, and the place of its list."""
     for key, symptom in SYMPTOMS.items():
-        title = getattr(symptom, language)
-        yield f"## {title[0].upper()}{title[1:]} {{ #{key} }}"
+        yield f"### {find.capital(getattr(symptom, language))} {{ #{key} }}"
         yield ""
-        every = {id for id, of in evidence().items() if of.symptom == key}
-        few = [[name for name in place if name in every]]
-        many = len(every) > MANY / 2
-        question = find.tree()[key]
-        for part in groups(question, every, key, language) if many else few:
-            if isinstance(part, list):
-                yield from (f"- {place[name]}" for name in part)
-            else:
-                to = link("mistakes/find-your-bug")
-                yield part.replace("](#", f"]({to}#")
-            yield ""
+        yield f"<!-- all of {key} -->"
+        yield ""
+
+
+def below_symptom(key: str, language: str, link: Callable[[str], str]) -> str:
+    """HTML: links to all mistakes with a symptom, folded."""
+    ids = [id for id in catalogue() if evidence()[id].symptom == key]
+    titles = {id: escape(getattr(catalogue()[id].title, language)) for id in ids}
+    rows = "".join(f'<li><a href="{link(id)}">{titles[id]}</a></li>' for id in ids)
+    label = getattr(WORDS["listed"], language).format(len(ids))
+    return f'<details class="by-symptom"><summary>{label}</summary><ul>{rows}</ul></details>'
+
+
+def door(language: str, _: Any) -> Iterator[str]:
+    yield "<!-- door of all -->"
 
 
 def shapes(mistakes: Sequence[Mistake], language: str) -> str:
-    """How many have the right shape, of how many."""
+    """How many of these mistakes have the right shape."""
     n = sum(kills()[mistake.id]["same_shape"] for mistake in mistakes)
     word = "every shape" if n == len(mistakes) else "shapes"
     text: str = getattr(WORDS[word], language)
@@ -475,42 +380,35 @@ def exercises(language: str, link: Any) -> Iterator[str]:
     heads = (getattr(WORDS[key], language) for key in ("exercise", "asked"))
     yield f"| {' | '.join(heads)} |"
     yield "| --- | --- |"
-    on = places()
-    for name, task in TASKS.items():
-        defined = "<br>".join(f"`{each}`" for each in task.signatures)
+    pages = places()
+    for name in dict.fromkeys([*COURSE, *TASKS]):  # those of the course first
+        task = TASKS[name]
+        signatures = "<br>".join(f"`{x}`" for x in task.signatures)
         title = getattr(task.title, language)
-        place = f"[`{name}`]({link(on[name])}#exercise)"
-        yield f"| {place} | {title}<br>{defined} |"
+        place = f"[`{name}`]({link(pages[name])}#exercise)"
+        yield f"| {place} | {title}<br>{signatures} |"
     yield ""
 
 
-def expanded(markdown: str, here: str, language: str) -> str:
-    """The Markdown of the page `here`, a path, with its entries."""
+def write_entries(markdown: str, page: str, language: str) -> str:
+    """The Markdown of the page with this path, with its entries."""
 
-    def link(to: str) -> str:
-        return os.path.relpath(f"{to}.md", PurePosixPath(here).parent)
+    def link(stem: str) -> str:
+        return os.path.relpath(f"{stem}.md", PurePosixPath(page).parent)
 
-    def described(match: re.Match[str]) -> str:
+    def write_entry(match: re.Match[str]) -> str:
         mistake = catalogue().get(match[1])
         if mistake is None:
-            raise BuildError(f"{here}: no mistake has the id {match[1]}")
+            raise BuildError(f"{page}: no mistake has the id {match[1]}")
         return "\n".join(entry(mistake, match[2].strip(), language, link))
 
-    def marked(language: str, link: Any) -> Iterator[str]:
+    def legend(language: str, link: Any) -> Iterator[str]:
         ids = [match[1] for match in ENTRIES.finditer(markdown)]
         text = getattr(WORDS["marked"], language)
-        every = [catalogue()[id] for id in ids if id in catalogue()]
-        yield text.format(
-            shapes=shapes(every, language), symptoms=link("mistakes/by-symptom")
-        )
+        mistakes = [catalogue()[id] for id in ids if id in catalogue()]
+        yield text.format(shapes=shapes(mistakes, language), symptoms=link(find.DOOR))
 
-    lists = {
-        "marked": marked,
-        "symptoms": symptoms,
-        "shapes": every_shape,
-        "exercises": exercises,
-    }
-    made = LISTS.sub(
-        lambda match: "\n".join(lists[match[1]](language, link)), markdown
-    )
-    return ENTRIES.sub(described, made)
+    lists = {"marked": legend, "symptoms": symptoms, "shapes": every_shape}
+    lists |= {"door": door, "exercises": exercises}
+    with_lists = LISTS.sub(lambda match: "\n".join(lists[match[1]](language, link)), markdown)
+    return ENTRIES.sub(write_entry, with_lists)

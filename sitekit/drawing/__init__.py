@@ -1,1 +1,1 @@
-"""Drawings: heat map, wiring, bars, plots, strips, data flows."""
+"""Drawings: heat maps, heads and data flows, plots; and strips of frames."""

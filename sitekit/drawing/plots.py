@@ -9,7 +9,7 @@ import io
 import re
 from collections.abc import Callable
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ from matplotlib.transforms import Affine2D, Transform
 
 from sitekit.markdown.render import Rows
 
-# What is drawn in these colours gets those of the scheme.
+# Each colour of a drawing becomes one of the page's scheme.
 INKS = {
     "#000001": "var(--ink)",
     "#000002": "var(--ink-soft)",
@@ -69,47 +69,95 @@ def _svg(figure: Figure, kind: str) -> str:
     figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]
-    others = r"(<(metadata|style).*?</\2>|<!--.*?-->)\s*"
-    text = re.sub(others, "", text, flags=re.DOTALL)
+    extras = r"(<(metadata|style).*?</\2>|<!--.*?-->)\s*"
+    text = re.sub(extras, "", text, flags=re.DOTALL)
     text = re.sub(r"\n *", "\n", re.sub(r"(\.\d\d)\d+", r"\1", text))
-    left_out = r' font-family: [^;"]*;?| transform="rotate\(-0 [^"]*"'
-    text = re.sub(left_out, "", text)
-    used = set(re.findall(r"[#(]#?(\w+)[\")]", text))
-    text = re.sub(r' id="(\w+)"', lambda m: m[0] if m[1] in used else "", text)
+    default = r' font-family: [^;"]*;?| transform="rotate\(-0 [^"]*"'
+    text = re.sub(default, "", text)
+    links = set(re.findall(r"[#(]#?(\w+)[\")]", text))
+    text = re.sub(r' id="(\w+)"', lambda m: m[0] if m[1] in links else "", text)
     width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', text)[:2]
     head = f'<svg class="{kind} plot" viewBox="0 0 {width} {height}"'
     head += f' width="{width}" height="{height}" role="img"'
-    text = re.sub(
-        r"<svg[^>]*>", f'{head} aria-label="{{title}}">', text, count=1
-    )
+    text = re.sub(r"<svg[^>]*>", f'{head} aria-label="{{title}}">', text, count=1)
     for placeholder, colour in INKS.items():
         text = text.replace(placeholder, colour)
-    left = set(re.findall(r"#[0-9a-f]{6}\b", text)) - {"#ffffff"}
-    if left:
-        why = f"no scheme of the page has the colours {', '.join(left)}"
-        raise ValueError(f"{why}: draw in those of sitekit/drawing/plots.py")
+    colours = set(re.findall(r"#[0-9a-f]{6}\b", text)) - {"#ffffff"}
+    if colours:
+        message = f"no scheme of the page has the colours {', '.join(colours)}"
+        raise ValueError(f"{message}: draw in those of sitekit/drawing/plots.py")
     return text.strip()
 
 
-# Of an axis: its base, or 0 if it is linear, what is marked, and its ends.
+# An axis: its base, or 0 if it is linear, the text of each mark, and its ends.
 Scale = tuple[int, dict[float, str], tuple[float, float]]
+PHONE, WIDE = 358, 700  # the width of a narrow plot and of a wide one, in px
+NAME_UP = 9  # from the axes to the name of y above them
+ROW, SAMPLE, SAMPLE_GAP = 20, 26, 8  # of a legend
 
 
-def axes_in(
-    size: tuple[float, float],
-    box: tuple[float, float, float, float],
-    *,
-    x: Scale,
-    y: Scale,
-) -> tuple[Figure, Axes, Transform]:
-    """Axes at left, bottom, width, height, and what places things in them: all
-    in pixels of the page."""
+class Edges(NamedTuple):
+    """What stays free around the axes, in px: for what stands beside them."""
+
+    left: float
+    right: float
+    below: float
+    above: float
+
+
+class Label(NamedTuple):
+    """Where the name of a point stands, in px from the point."""
+
+    right: int
+    up: int
+    align: Literal["left", "center", "right"]
+
+
+class Chart(NamedTuple):
+    """Axes of `width` x `height` px. What has `inside` for its transform is
+    placed in px from their lower left corner."""
+
+    figure: Figure
+    axes: Axes
+    inside: Transform
+    width: float
+    height: float
+
+    def name_axes(self, x: str, y: str) -> None:
+        """x stands below its axis, y above its own."""
+        self.axes.set_xlabel(x)
+        above = self.height + NAME_UP
+        self.axes.text(0, above, y, transform=self.inside)
+
+    def label(self, name: str, point: tuple[float, float], place: Label, *, color: str) -> None:
+        self.axes.annotate(
+            name,
+            xy=point,
+            xytext=(place.right, place.up),
+            textcoords="offset points",
+            color=color,
+            va="center",
+            ha=place.align,
+        )
+
+    def key(self, x: float, y: float, name: str, *, sample: float = SAMPLE, **look: Any) -> None:
+        """One entry of the legend: a line or, without a `sample`, a marker."""
+        ends = [x, x + sample] if sample else [x]
+        place: Any = {"transform": self.inside, "clip_on": False}
+        self.axes.plot(ends, [y for _ in ends], **look, **place)
+        right = x + sample + SAMPLE_GAP
+        self.axes.text(right, y, name, va="center", transform=self.inside)
+
+
+def make_chart(size: tuple[float, float], edges: Edges, *, x: Scale, y: Scale) -> Chart:
+    """All sizes are pixels of the page."""
     width, height = size
-    left, bottom, wide, high = box
+    inner_width = width - edges.left - edges.right
+    inner_height = height - edges.below - edges.above
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     figure.patch.set_visible(False)
     axes = figure.add_axes(
-        (left / width, bottom / height, wide / width, high / height)
+        (edges.left / width, edges.below / height, inner_width / width, inner_height / height)
     )
     axes.patch.set_visible(False)
     axes.set_axisbelow(True)
@@ -123,19 +171,65 @@ def axes_in(
         axis.set_major_locator(FixedLocator(list(marks)))
         axis.set_major_formatter(FixedFormatter(list(marks.values())))
         axis.set_minor_locator(NullLocator())
-    pixels = Affine2D().scale(1 / wide, 1 / high) + axes.transAxes
-    return figure, axes, pixels
+    pixels = Affine2D().scale(1 / inner_width, 1 / inner_height)
+    inside = pixels + axes.transAxes
+    return Chart(figure, axes, inside, inner_width, inner_height)
+
+
+class Curve(NamedTuple):
+    """Points, how matplotlib draws them, and the first and the distance of
+    those that get a marker, if not all do."""
+
+    x: list[float]
+    y: list[float]
+    look: dict[str, Any]
+    markers: tuple[int, int] | None = None
+
+
+def curves(
+    narrow: bool,
+    curves: dict[str, Curve],
+    *,
+    x: Scale,
+    y: Scale,
+    names: tuple[str, str],
+    left: float,
+    legend: float,
+    landmark: tuple[float, str] | None = None,
+) -> Figure:
+    """Curves with their names, beside them in `legend` px or, if it is narrow,
+    below; a vertical line marks a `landmark`, with its name at the top."""
+    rows = ROW * len(curves)
+    size, edges = (WIDE, 310), Edges(left, legend, below=46, above=30)
+    if narrow:
+        size = PHONE, 300 + rows
+        edges = Edges(left, right=26, below=58 + rows, above=30)
+    chart = make_chart(size, edges, x=x, y=y)
+    chart.name_axes(*names)
+    if landmark:
+        place, name = landmark
+        chart.axes.axvline(place, color=SOFT, linestyle=(0, (2, 3)))
+        chart.axes.text(place, y[2][1], f"{name} ", ha="right", va="top")
+    key_x, key_y = chart.width + 22, chart.height - 14
+    if narrow:
+        key_x, key_y = 4 - left, -66
+    for n, (name, curve) in enumerate(curves.items()):
+        look = {"linewidth": 1.8, "markersize": 5} | curve.look
+        marked: Any = {"markevery": curve.markers, "clip_on": False}
+        chart.axes.plot(curve.x, curve.y, **look, **marked)
+        chart.key(key_x, key_y - ROW * n, name, **look)
+    return chart.figure
 
 
 def apart(heights: list[float], least: float) -> list[float]:
-    """Places as near to `heights` as they can be, `least` apart."""
+    """Places as near to `heights` as possible, with `least` between two."""
     order = sorted(range(len(heights)), key=lambda i: heights[i])
-    # What is left of them less those distances may not fall: an isotonic
-    # regression, by its formula of means.
-    left = [heights[i] - n * least for n, i in enumerate(order)]
+    # Without the distances between them, heights in order may not fall: an
+    # isotonic regression, by its formula of means.
+    moved = [heights[i] - n * least for n, i in enumerate(order)]
     places = heights.copy()
     for n, i in enumerate(order):
-        ends = range(n + 1, len(left) + 1)
-        means = (min(fmean(left[a:b]) for b in ends) for a in range(n + 1))
+        ends = range(n + 1, len(moved) + 1)
+        means = (min(fmean(moved[a:b]) for b in ends) for a in range(n + 1))
         places[i] = max(means) + n * least
     return places

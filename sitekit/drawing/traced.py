@@ -1,9 +1,9 @@
 """What a plain form computes while it runs: its variables, the shape of each,
-and of which others each is computed.
+and the variables that each is computed from.
 
-The file runs with a probe behind each assignment. What a variable is computed
-of is found by experiment: of the names in its statement, those which, made
-other tensors, make it another one too.
+The file runs with a probe behind each assignment. An experiment finds what a
+variable is computed from: each tensor that its statement names is changed in
+turn, and if the variable changes too, that tensor is one of its inputs.
 """
 
 import ast
@@ -18,15 +18,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnref.check.shapes import comments
+from attnref.judge.shapes import comments
 from sitekit import ROOT
 from sitekit.markdown import source
 
 PLAIN = ROOT / "attnref/plain"
-CACHE = str(PLAIN / "kv_cache.py")  # of those without one in their file
-# What a picture shows as one step, though the file says how it is done.
-WHOLE = ("__init__", "append", "rope", "split")
-# The operations that it names; others move elements or are arithmetic.
+CACHE = str(PLAIN / "kv_cache.py")  # for files that define no cache
+# A picture shows each of these as one step, though the file defines it.
+SINGLE_STEPS = ("__init__", "append", "rope", "split")
+# The operations that a picture names; others move elements, or are
+# arithmetic.
 STEPS = {
     **{name: name for name in ("cat", "exp", "softmax", "rope")},
     **{"cache.append": "cache", "masked_fill": "mask", "maximum": "max"},
@@ -87,9 +88,9 @@ class Site(NamedTuple):
 class _Probes(ast.NodeTransformer):
     """Behind each assignment, and before each return."""
 
-    def __init__(self, called: str) -> None:
+    def __init__(self, class_name: str) -> None:
         self.sites: list[Site] = []
-        self.called, self.function, self.loops = called, "", 0
+        self.class_name, self.function, self.loops = class_name, "", 0
 
     def _probe(self, node: Any, name: str, value: ast.expr | None) -> ast.Call:
         last = node.end_lineno or node.lineno
@@ -97,22 +98,22 @@ class _Probes(ast.NodeTransformer):
         site = Site(self.function, lines, name, value, self.loops)
         self.sites.append(site)
         number = ast.Constant(len(self.sites) - 1)
-        given = value if name == "return" else ast.Name(name, ast.Load())
-        assert given is not None
-        return ast.Call(ast.Name("_probe", ast.Load()), [number, given], [])
+        argument = value if name == "return" else ast.Name(name, ast.Load())
+        assert argument is not None
+        return ast.Call(ast.Name("_probe", ast.Load()), [number, argument], [])
 
     def _saved(self, node: Any, name: str, value: ast.expr | None) -> ast.stmt:
         probe = self._probe(node, name, value)
         return ast.Assign([ast.Name(name, ast.Store())], probe)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.stmt:
-        """Of the classes only the one that is drawn."""
-        if node.name == self.called:
+        """Only the class that is drawn gets probes."""
+        if node.name == self.class_name:
             self.generic_visit(node)
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
-        if node.name in WHOLE:
+        if node.name in SINGLE_STEPS:
             return node
         self.function = node.name
         self.generic_visit(node)
@@ -128,12 +129,12 @@ class _Probes(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:
         (target,), value = node.targets, node.value
-        pairs = [(target, value)]
+        targets = [(target, value)]
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-            pairs = [*zip(target.elts, value.elts, strict=True)]
+            targets = [*zip(target.elts, value.elts, strict=True)]
         names = [
-            (name.id, its)
-            for part, its in pairs
+            (name.id, part_value)
+            for part, part_value in targets
             for name in ast.walk(part)
             if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
         ]
@@ -158,97 +159,94 @@ def call(
     space: dict[str, Any],
     name: str,
     arguments: dict[str, Any],
-    given: dict[str, Any],
+    inputs: dict[str, Any],
     begin: Callable[[], None] = lambda: None,
 ) -> tuple[Any, Any]:
-    """Calls a function, or makes a layer and calls it, with what its cache
-    holds before it begins; the layer and the cache."""
+    """Calls a function, or makes a layer and calls it, with a cache that holds
+    `past` tokens; returns the layer and the cache."""
     torch.manual_seed(0)
-    called, sizes, more = space[name], letters_of(arguments, given), arguments
-    if inspect.isclass(called):
-        called, more = called(**arguments), {}
-    takes = inspect.signature(getattr(called, "forward", called)).parameters
-    more = more | {k: v for k, v in given.items() if k in takes}
-    if past := given.get("past"):
-        if own := space.get("CompressedCache"):
-            more["cache"] = own()
+    function, sizes, keywords = (space[name], letters_of(arguments, inputs), arguments)
+    if inspect.isclass(function):
+        function, keywords = function(**arguments), {}
+    takes = inspect.signature(getattr(function, "forward", function)).parameters
+    keywords = keywords | {k: v for k, v in inputs.items() if k in takes}
+    if past := inputs.get("past"):
+        if cache_class := space.get("CompressedCache"):
+            keywords["cache"] = cache_class()
         else:
             caches = space if "KVCache" in space else run_path(CACHE)
-            more["cache"] = caches["KVCache"](past + sizes["T"])
-        called(torch.randn(sizes["B"], past, sizes["E"]), more["cache"])
+            keywords["cache"] = caches["KVCache"](past + sizes["T"])
+        function(torch.randn(sizes["B"], past, sizes["E"]), keywords["cache"])
     shapes = {"x": "BTE", "context": "BSC", "q": "BHTD", "k": "BHSD"}
     axes = {name: [*letters] for name, letters in shapes.items()}
     axes["v"] = [*"BHS", "Dv"]
     for name in axes.keys() & takes.keys():
-        more[name] = torch.randn([sizes[letter] for letter in axes[name]])
+        keywords[name] = torch.randn([sizes[letter] for letter in axes[name]])
     if "mask" in takes:
         T, S = sizes["T"], sizes["S"]
-        more["mask"] = torch.ones(T, S).tril(S - T).bool()
+        keywords["mask"] = torch.ones(T, S).tril(S - T).bool()
     begin()
-    called(**more)
-    return called, more.get("cache")
+    function(**keywords)
+    return function, keywords.get("cache")
 
 
-def _other(value: Tensor) -> Tensor:
+def _changed_tensor(value: Tensor) -> Tensor:
     if value.dtype == torch.bool:
         return ~value
     return value + torch.ones_like(value).cumsum(-1).to(value.dtype)
 
 
-def letters_of(
-    arguments: dict[str, Any], given: dict[str, Any]
-) -> dict[str, int]:
+def letters_of(arguments: dict[str, Any], inputs: dict[str, Any]) -> dict[str, int]:
     """The size of each letter, by the arguments of a layer and of its call."""
-    named = {SIZES.get(k, k): n for k, n in arguments.items()}
-    sizes = {k: n for k, n in (named | given).items() if len(k) <= 2}
+    by_letter = {SIZES.get(k, k): n for k, n in arguments.items()}
+    sizes = {k: n for k, n in (by_letter | inputs).items() if len(k) <= 2}
     sizes.pop("f", None)  # RoPE's angles
-    sizes = {"S": sizes["T"] + given.get("past", 0)} | sizes
+    sizes = {"S": sizes["T"] + inputs.get("past", 0)} | sizes
     if "Dn" not in sizes and "E" in sizes:
         sizes.setdefault("D", sizes["E"] // sizes["H"])
-    several = [n for k, n in sizes.items() if n != 1 and k != "S"]
-    if len(several) > len({*several}):
+    distinct = [n for k, n in sizes.items() if n != 1 and k != "S"]
+    if len(distinct) > len({*distinct}):
         raise ValueError(f"{sizes}: a flow needs another size for each letter")
     return {letter: sizes[letter] for letter in LETTERS if letter in sizes}
 
 
 def _in_letters(shape: tuple[int, ...], sizes: dict[str, int]) -> str:
     """A shape as a comment would say it."""
-    known = {1: "1"} | {n: letter for letter, n in [*sizes.items()][::-1]}
+    letter_of = {1: "1"} | {n: letter for letter, n in [*sizes.items()][::-1]}
     if sizes.get("S") == sizes.get("T", 0):  # no cache: keys are the queries
-        known[sizes["S"]] = "T"
+        letter_of[sizes["S"]] = "T"
     widths = [letter for letter in WIDTHS if letter in sizes]
     for a, b in combinations(widths, 2):
-        known.setdefault(sizes[a] + sizes[b], f"{a} + {b}")
-    if missing := [n for n in shape if n not in known]:
+        letter_of.setdefault(sizes[a] + sizes[b], f"{a} + {b}")
+    if missing := [n for n in shape if n not in letter_of]:
         raise ValueError(f"no letters have the size {missing[0]}: {sizes}")
-    dims = [known[n] for n in shape]
+    dims = [letter_of[n] for n in shape]
     return f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
 
 
 def _inner_first(node: ast.AST) -> Iterator[ast.AST]:
-    """Without `x` in `x.shape`."""
+    """Nodes from the inside out, without the `x` of `x.shape`."""
     if not (isinstance(node, ast.Attribute) and node.attr == "shape"):
         for child in ast.iter_child_nodes(node):
             yield from _inner_first(child)
         yield node
 
 
-def _read(value: ast.expr | None) -> Iterator[str]:
-    """The names of which a value is made, and not of their sizes alone."""
+def _names_read(value: ast.expr | None) -> Iterator[str]:
+    """The names that a value is computed from; a name of which only the shape
+    is read is none of them."""
     for node in _inner_first(value or ast.Constant(None)):
         if isinstance(node, ast.Name):
             yield node.id
 
 
-def _steps(
-    value: ast.expr, called: Any, weights: set[str]
-) -> Iterator[tuple[str, str]]:
+def _steps(value: ast.expr, layer: Any, weights: set[str]) -> Iterator[tuple[str, str]]:
     """How a value is made, the first step first."""
     for node in _inner_first(value):
         if isinstance(node, ast.Call):
-            whole = ast.unparse(node.func)
-            name = whole if whole in STEPS else whole.rpartition(".")[2]
-            if isinstance(getattr(called, name, None), nn.Module):
+            path = ast.unparse(node.func)
+            name = path if path in STEPS else path.rpartition(".")[2]
+            if isinstance(getattr(layer, name, None), nn.Module):
                 yield "weights", name
             elif name in STEPS:
                 yield ("rope" if name == "rope" else "op"), STEPS[name]
@@ -264,40 +262,35 @@ class _Experiment:
     """Runs code: which site got which tensor, and which other tensors each of
     them changes."""
 
-    def __init__(self, code: Any, sites: list[Site], how: Call):
-        self.code, self.sites, self.how = code, sites, how
+    def __init__(self, code: Any, sites: list[Site], call: Call):
+        self.code, self.sites, self.call = code, sites, call
         with torch.random.fork_rng():
-            self.events, self.called, cache = self.run(None)
-            others = [self.run(i)[0] for i in range(len(self.events))]
+            self.events, self.layer, cache = self.run(None)
+            runs = [self.run(i)[0] for i in range(len(self.events))]
         self.changed = [
-            [
-                not torch.equal(a, b)
-                for (_, a), (_, b) in zip(*both, strict=True)
-            ]
-            for both in zip([self.events] * len(others), others, strict=True)
+            [not torch.equal(a, b) for (_, a), (_, b) in zip(self.events, run, strict=True)]
+            for run in runs
         ]
         groups = getattr(cache, "kept", {}).values()
-        held = [tensor for tensors in groups for tensor in tensors]
+        tensors = [tensor for group in groups for tensor in group]
         if hasattr(cache, "stored"):
-            held = [cache.stored]
-        self.held = {*map(_memory, held)}
+            tensors = [cache.stored]
+        self.stored_memory = {*map(_memory, tensors)}
 
-    def run(
-        self, change: int | None
-    ) -> tuple[list[tuple[Site, Tensor]], Any, Any]:
-        """The tensor of that number is made another one."""
+    def run(self, change: int | None) -> tuple[list[tuple[Site, Tensor]], Any, Any]:
+        """Runs the code; the tensor of this number is changed."""
         events: list[tuple[Site, Tensor]] = []
 
         def probe(number: int, value: Any) -> Any:
             if isinstance(value, Tensor):
                 if len(events) == change:
-                    value = _other(value)
+                    value = _changed_tensor(value)
                 events.append((self.sites[number], value))
             return value
 
         space = {"__name__": "traced", "_probe": probe}
         exec(self.code, space)
-        return events, *call(space, *self.how, begin=events.clear)
+        return events, *call(space, *self.call, begin=events.clear)
 
 
 def _memory(value: Tensor) -> int:
@@ -309,22 +302,22 @@ def _meaning(value: Tensor, site: Site, inputs: list[Node]) -> str:
         return "mask"
     if not value.is_floating_point():
         return "positions"
-    made = ast.unparse(site.value or ast.Constant(None))
-    alone = all(n.meaning == "weights" for n in inputs)
-    if alone and (inputs or ".weight" in made):
+    code = ast.unparse(site.value or ast.Constant(None))
+    of_weights = all(n.meaning == "weights" for n in inputs)
+    if of_weights and (inputs or ".weight" in code):
         return "weights"
     return MEANINGS.get(site.name, "")
 
 
-def _nodes(of: _Experiment) -> Iterator[tuple[Site, Node]]:
+def _nodes(experiment: _Experiment) -> Iterator[tuple[Site, Node]]:
     """The variables in the order in which they come."""
     scopes: dict[str, dict[str, Node]] = {}
-    known: dict[int, Node] = {}  # by identity, as calls hand tensors on
-    event: dict[Node, int] = {}
-    statement, before = range(0), dict[str, Node]()
-    for at, (site, value) in enumerate(of.events):
+    by_identity: dict[int, Node] = {}  # by identity, as calls hand tensors on
+    numbers: dict[Node, int] = {}
+    statement, variables = range(0), dict[str, Node]()
+    for number, (site, value) in enumerate(experiment.events):
         scope = scopes.setdefault(site.function, {})
-        node = known.get(id(value))
+        node = by_identity.get(id(value))
         if node and site.value is None:
             scope[site.name] = node
             continue
@@ -333,38 +326,34 @@ def _nodes(of: _Experiment) -> Iterator[tuple[Site, Node]]:
             node.lines += site.lines
             continue
         if site.lines != statement:  # which may assign several
-            statement, before = site.lines, dict(scope)
-        read = [before[name] for name in _read(site.value) if name in before]
-        inputs = [n for n in dict.fromkeys(read) if of.changed[event[n]][at]]
+            statement, variables = site.lines, dict(scope)
+        read = [variables[name] for name in _names_read(site.value) if name in variables]
+        inputs = [n for n in dict.fromkeys(read) if experiment.changed[numbers[n]][number]]
         node = Node(site.name, [*site.lines], "", tuple(value.shape))
         node.inputs, node.meaning = inputs, _meaning(value, site, inputs)
         weights = {n.name for n in read if n.meaning == "weights"}
         if site.value is not None:
-            steps = _steps(site.value, of.called, weights)
+            steps = _steps(site.value, experiment.layer, weights)
             node.steps = [*dict.fromkeys(steps)]
-        node.stored = _memory(value) in of.held
-        there = [n.stored or n.again for n in inputs]
-        node.again = not node.stored and bool(there) and all(there)
-        scope[site.name] = known[id(value)] = node
-        event[node] = at
+        node.stored = _memory(value) in experiment.stored_memory
+        from_cache = [n.stored or n.again for n in inputs]
+        node.again = not node.stored and bool(from_cache) and all(from_cache)
+        scope[site.name] = by_identity[id(value)] = node
+        numbers[node] = number
         yield site, node
 
 
 def trace(
-    file: str,
-    name: str,
-    arguments: dict[str, Any],
-    given: dict[str, Any],
-    within: str = "",
+    file: str, name: str, arguments: dict[str, Any], inputs: dict[str, Any], within: str = ""
 ) -> Traced:
-    """What `name(**arguments)` of a plain form computes; `given` are sizes of
-    its inputs, the length of what its cache holds before (`past`), and
-    arguments of its call; `within` is one of its methods, if not all is wanted.
-    Of a loop it is the last pass."""
+    """What `name(**arguments)` of a plain form computes; `inputs` are sizes of
+    tensors, the number of tokens that its cache holds before (`past`), and
+    arguments of its call; `within` names the only method to draw. A loop is
+    drawn as its last pass."""
     text, probes = source.text_of(PLAIN / f"{file}.py"), _Probes(name)
     tree = ast.fix_missing_locations(probes.visit(ast.parse(text)))
-    code, how = compile(tree, file, "exec"), (name, arguments, given)
-    sizes = letters_of(arguments, given)
+    code, call = compile(tree, file, "exec"), (name, arguments, inputs)
+    sizes = letters_of(arguments, inputs)
     letters = {
         (c.first, target): c.text
         for c in comments(text).values()
@@ -373,14 +362,14 @@ def trace(
     deepest = max(site.loops for site in probes.sites)
     nodes: list[Node] = []
     part: list[Node] = []
-    for site, node in _nodes(_Experiment(code, probes.sites, how)):
+    for site, node in _nodes(_Experiment(code, probes.sites, call)):
         node.letters = letters.get((site.lines[0], site.name), "")
         nodes.append(node)
         if part and deepest and site.lines[0] < part[-1].lines[0]:
             part = []
         if site.function == within or (deepest and site.loops == deepest):
             part.append(node)
-    nodes = _shown(nodes, part)
+    nodes = _simplify(nodes, part)
     for node in nodes:
         node.letters = node.letters or _in_letters(node.shape, sizes)
         if eval(node.letters, {}, sizes) != node.shape:
@@ -389,30 +378,26 @@ def trace(
     return Traced(file, nodes, {k: n for k, n in sizes.items() if k in used})
 
 
-def _shown(nodes: list[Node], part: list[Node]) -> list[Node]:
-    """Without what is overwritten by what follows at once; or a part of them
-    and what it reads."""
+def _simplify(nodes: list[Node], part: list[Node]) -> list[Node]:
+    """Without a variable that the next line overwrites; and if there is a part,
+    only this part and the variables that it reads."""
     if part:
         read = {n for node in part for n in node.inputs} - {*part}
         for node in read:
             node.inputs, node.steps = [], []
         nodes = [n for n in nodes if n in read] + part
     for node in nodes:
-        for old in [n for n in node.inputs if n.name == node.name]:
-            alone = [n for n in nodes if old in n.inputs] == [node]
-            sizes = torch.Size(old.shape), torch.Size(node.shape)
-            moved = not old.letters and sizes[0].numel() == sizes[1].numel()
-            if (
-                alone
-                and old.lines[-1] < node.lines[0]
-                and (moved or sizes[0] == sizes[1])
-            ):
-                both = dict.fromkeys([*old.inputs, *node.inputs])
-                new = {*node.inputs} - {*old.inputs, old}
-                behind = {n: len(old.steps) + node.later.get(n, 0) for n in new}
-                node.later = old.later | behind
-                node.inputs = [n for n in both if n is not old]
-                node.steps = old.steps + node.steps
-                node.lines = old.lines + node.lines
-                nodes = [n for n in nodes if n is not old]
+        for previous in [n for n in node.inputs if n.name == node.name]:
+            one_reader = [n for n in nodes if previous in n.inputs] == [node]
+            sizes = torch.Size(previous.shape), torch.Size(node.shape)
+            view = not previous.letters and sizes[0].numel() == sizes[1].numel()
+            if one_reader and previous.lines[-1] < node.lines[0] and (view or sizes[0] == sizes[1]):
+                inputs = dict.fromkeys([*previous.inputs, *node.inputs])
+                later = {*node.inputs} - {*previous.inputs, previous}
+                behind = {n: len(previous.steps) + node.later.get(n, 0) for n in later}
+                node.later = previous.later | behind
+                node.inputs = [n for n in inputs if n is not previous]
+                node.steps = previous.steps + node.steps
+                node.lines = previous.lines + node.lines
+                nodes = [n for n in nodes if n is not previous]
     return nodes

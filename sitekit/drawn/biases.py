@@ -34,8 +34,8 @@ def slope_list() -> Iterator[Row]:
 def capped() -> Iterator[Row]:
     """Scores and what a cap of 50 makes of them."""
     for score in (1.0, 10.0, 50.0, 100.0, 500.0):
-        after = 50 * torch.tensor(score / 50).tanh()
-        yield [f"{score:g}", f"{after.item():.2f}"]
+        capped_score = 50 * torch.tensor(score / 50).tanh()
+        yield [f"{score:g}", f"{capped_score.item():.2f}"]
 
 
 def classes() -> Iterator[Row]:
@@ -44,8 +44,8 @@ def classes() -> Iterator[Row]:
     for number in (0, 1, 15, 16, 20, 25, 30, 31):
         distances = (bucket == number).nonzero().flatten().tolist()
         first, last = distances[0], distances[-1]
-        whole = str(first) if first == last else f"{first}-{last}"
-        yield [str(number), whole if number < 31 else f"≥ {first}"]
+        text = str(first) if first == last else f"{first}-{last}"
+        yield [str(number), text if number < 31 else f"≥ {first}"]
 
 
 def mistaken() -> Iterator[Row]:
@@ -54,27 +54,27 @@ def mistaken() -> Iterator[Row]:
     H, T, D, cap = 12, 24, 16, 3.0
     q, k, v = torch.randn(3, 3, H, T, D)
     q = 3 * q
-    seen = attnref.causal_mask(T)
+    mask = attnref.causal_mask(T)
     bias = alibi(H, T)
-    want = attnref.sdpa(q, k, v, seen, bias=bias)
+    want = attnref.sdpa(q, k, v, mask, bias=bias)
 
     def row(word: str, out: Tensor) -> Row:
         return [Word(word), far(out, want)]
 
-    yield row("bare", attnref.sdpa(q, k, v, seen))
-    yield row("sign", attnref.sdpa(q, k, v, seen, bias=-bias))
+    yield row("bare", attnref.sdpa(q, k, v, mask))
+    yield row("sign", attnref.sdpa(q, k, v, mask, bias=-bias))
     even = -torch.exp2(-8 / H * torch.arange(1.0, H + 1))[:, None, None]
     distance = bias[:1] / -slopes(H)[:1, None, None]
-    yield row("even", attnref.sdpa(q, k, v, seen, bias=even * distance))
-    yield row("scaled", attnref.sdpa(q, k, v, seen, bias=bias * D**-0.5))
-    want = attnref.sdpa(q, k, v, seen, softcap=cap)
-    yield row("uncapped", attnref.sdpa(q, k, v, seen))
-    before = attnref.sdpa(q, k, v, seen, softcap=cap * D**-0.5)
-    yield row("before", before)
+    yield row("even", attnref.sdpa(q, k, v, mask, bias=even * distance))
+    yield row("scaled", attnref.sdpa(q, k, v, mask, bias=bias * D**-0.5))
+    want = attnref.sdpa(q, k, v, mask, softcap=cap)
+    yield row("uncapped", attnref.sdpa(q, k, v, mask))
+    capped_first = attnref.sdpa(q, k, v, mask, softcap=cap * D**-0.5)
+    yield row("before", capped_first)
     scores = q @ k.mT * D**-0.5
-    hidden = scores.masked_fill(~seen, -torch.inf)
-    after = (cap * (hidden / cap).tanh()).softmax(dim=-1) @ v
-    yield row("after", after)
+    masked_scores = scores.masked_fill(~mask, -torch.inf)
+    capped_last = (cap * (masked_scores / cap).tanh()).softmax(dim=-1) @ v
+    yield row("after", capped_last)
 
 
 # --- the order of operations --------------------------------------------------
@@ -94,8 +94,8 @@ def steps_of_models() -> Tensor:
     rows = []
     for model in MODELS:
         r = attention_of(SIZES | {"model_type": model}, layer=3)
-        early, late = bool(r.norm) and not r.norm_late, r.norm_late
-        row = [early, bool(r.rope_theta), late, r.scale != r.head_dim**-0.5]
+        pre, post = bool(r.norm) and not r.norm_late, r.norm_late
+        row = [pre, bool(r.rope_theta), post, r.scale != r.head_dim**-0.5]
         rows.append([*row, bool(r.softcap), True, r.with_sinks, bool(r.gate)])
     return torch.tensor(rows)
 
@@ -180,6 +180,6 @@ def exchanges() -> Iterator[Row]:
         for n, (a, b) in enumerate(pairwise(order)):
             if (order is bare and n) or product in (a, b) or b is values:
                 continue
-            swapped = (*order[:n], b, a, *order[n + 2 :])
+            exchanged = (*order[:n], b, a, *order[n + 2 :])
             names = [Word(f"{a.__name__}-{b.__name__}")]
-            yield [*names, far(through(swapped), want)]
+            yield [*names, far(through(exchanged), want)]

@@ -9,7 +9,7 @@ from sitekit.drawn import operations
 from sitekit.drawn.mla import WIDTHS
 from sitekit.files import BIB
 from sitekit.markdown import source
-from sitekit.markdown.calls import DRAWN
+from sitekit.markdown.calls import FOLDER
 from sitekit.markdown.pages import markdown_files, stem_of
 from sitekit.markdown.parity import twin
 from sitekit.markdown.render import Row, Word
@@ -32,13 +32,13 @@ def entries() -> dict[str, dict[str, str]]:
     return result
 
 
-def _shown(text: str) -> str:
+def _without_tex(text: str) -> str:
     return re.sub(r"[{}\\]", "", text)
 
 
 def _authors(names: str, year: str) -> Word:
     """Surnames of up to four, of more the first; a name in two scripts."""
-    last = [_shown(name).split(", ")[0] for name in names.split(" and ")]
+    last = [_without_tex(name).split(", ")[0] for name in names.split(" and ")]
     if script := re.fullmatch(r"(.+) \((.+)\)", last[0]):
         return Word("scripts", (*script.groups(), year))
     if "others" in last or len(last) > 4:
@@ -52,12 +52,10 @@ def _texts() -> dict[str, str]:
     result = {}
     for path in markdown_files("en"):
         stem = stem_of(path)
-        drawn = DRAWN.glob(f"{path.stem.replace('-', '_')}.*")
+        drawn = FOLDER.glob(f"{path.stem.replace('-', '_')}.*")
         texts = map(source.text_of, (path, twin(stem, "zh"), *sorted(drawn)))
         result[stem] = "\n".join(texts)
-    result["numbers/memory"] += source.text_of(
-        ROOT / "attnref/released/specs.json"
-    )
+    result["numbers/memory"] += source.text_of(ROOT / "attnref/released/specs.json")
     return result
 
 
@@ -65,14 +63,10 @@ def papers() -> Iterator[Row]:
     """Each entry, and the pages that cite it."""
     texts = _texts()
     for fields in sorted(entries().values(), key=lambda f: f["year"]):
-        cited = fields.get("eprint", fields["url"])
-        pages = [f"[](page:{p})" for p, text in texts.items() if cited in text]
-        title = f"[{_shown(fields['title'])}]({fields['url']})"
-        yield [
-            _authors(fields["author"], fields["year"]),
-            title,
-            " · ".join(pages),
-        ]
+        link = fields.get("eprint", fields["url"])
+        pages = [f"[](page:{p})" for p, text in texts.items() if link in text]
+        title = f"[{_without_tex(fields['title'])}]({fields['url']})"
+        yield [_authors(fields["author"], fields["year"]), title, " · ".join(pages)]
 
 
 def numbers() -> dict[str, object]:

@@ -20,7 +20,7 @@ W_K = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
 W_V = torch.tensor([[2.0, 0.0], [0.0, 4.0]])
 W_O = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
 Q, K, V = X @ W_Q, X @ W_K, X @ W_V  # (T, D)
-SEEN = torch.ones(3, 3, dtype=torch.bool).tril()
+MASK = torch.ones(3, 3, dtype=torch.bool).tril()
 C = X @ torch.tensor([[1.0], [2.0]])  # (T, R), the latents
 W_UK = torch.tensor([[1.0, -1.0]])
 W_UV = torch.tensor([[2.0, 1.0]])
@@ -38,22 +38,20 @@ def several(x: Tensor) -> str:
     return ", ".join(map(text, x))
 
 
-def attended(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None
-) -> Tensor:
-    """Of one head of one sequence."""
+def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The output of one head for one sequence."""
     q, k, v = _batch(q, k, v)
-    out: Tensor = attention(q, k, v, seen)
+    out: Tensor = attention(q, k, v, mask)
     return out[0, 0]
 
 
-def weights(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
-    """What `attention` multiplies the values by: values that tell them."""
-    return attended(q, k, torch.eye(len(k)), seen)
+def weights(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    """The weights that `attention` uses: unit vectors as values show them."""
+    return attended(q, k, torch.eye(len(k)), mask)
 
 
-def _batch(*all: Tensor) -> list[Tensor]:
-    return [x[None, None] for x in all]
+def _batch(*tensors: Tensor) -> list[Tensor]:
+    return [x[None, None] for x in tensors]
 
 
 def projected() -> Iterator[Row]:
@@ -67,27 +65,21 @@ def scores() -> Iterator[Row]:
 
 
 def softmaxes() -> Iterator[Row]:
-    every = Q @ K.mT / 2**0.5, weights(Q, K, SEEN), SEEN
-    for token, row, weight, seen in zip(TOKENS, *every, strict=True):
-        e = row[seen].exp()
-        yield [
-            token,
-            several(row[seen]),
-            several(e),
-            text(e.sum()),
-            several(weight[seen]),
-        ]
+    columns = Q @ K.mT / 2**0.5, weights(Q, K, MASK), MASK
+    for token, row, weight, allowed in zip(TOKENS, *columns, strict=True):
+        e = row[allowed].exp()
+        yield [token, several(row[allowed]), several(e), text(e.sum()), several(weight[allowed])]
 
 
 def outputs() -> Iterator[Row]:
-    every = weights(Q, K, SEEN), attended(Q, K, V, SEEN), SEEN
-    for token, weight, out, seen in zip(TOKENS, *every, strict=True):
-        parts = (weight[:, None] * V)[seen]
-        yield [token, several(weight[seen]), several(parts), text(out)]
+    columns = weights(Q, K, MASK), attended(Q, K, V, MASK), MASK
+    for token, weight, out, allowed in zip(TOKENS, *columns, strict=True):
+        parts = (weight[:, None] * V)[allowed]
+        yield [token, several(weight[allowed]), several(parts), text(out)]
 
 
 def heads(n_kv_heads: int) -> Iterator[Row]:
-    """Of the third query: heads of one element, so that the root is 1."""
+    """The third query in heads of one element, so that the root is 1."""
     outs = []
     for head in (0, 1):
         q, (k, v) = Q[2:, [head]], (x[:, [head % n_kv_heads]] for x in (K, V))
@@ -98,7 +90,7 @@ def heads(n_kv_heads: int) -> Iterator[Row]:
             several(k[:, 0]),
             several(v[:, 0]),
             several((q @ k.mT)[0]),
-            several(weights(q, k, SEEN[2:])[0]),
+            several(weights(q, k, MASK[2:])[0]),
             text(outs[-1][0]),
         ]
     out = torch.cat(outs)
@@ -109,8 +101,8 @@ def heads(n_kv_heads: int) -> Iterator[Row]:
 def rotated() -> Iterator[Row]:
     for i, j in ((5, 2), (3, 0), (2, 5)):
         q, k = (
-            rope(x[None, None, None], torch.tensor([at]))[0, 0, 0]
-            for x, at in ((Q[2], i), (K[2], j))
+            rope(x[None, None, None], torch.tensor([position]))[0, 0, 0]
+            for x, position in ((Q[2], i), (K[2], j))
         )
         yield [f"{i}, {j}", text(q), text(k), text(q @ k)]
 
@@ -118,11 +110,11 @@ def rotated() -> Iterator[Row]:
 def cached() -> Iterator[Row]:
     cache = KVCache(3)
     for i, token in enumerate(TOKENS):
-        new = [x[i : i + 1] for x in (Q, K, V)]
-        k, v = cache.append(*_batch(*new[1:]))
-        out = attention(new[0][None, None], k, v)[0, 0, 0]
-        held = str(k.numel() + v.numel())
-        yield [token, *(text(x[0]) for x in new), held, text(out)]
+        token_qkv = [x[i : i + 1] for x in (Q, K, V)]
+        k, v = cache.append(*_batch(*token_qkv[1:]))
+        out = attention(token_qkv[0][None, None], k, v)[0, 0, 0]
+        elements = str(k.numel() + v.numel())
+        yield [token, *(text(x[0]) for x in token_qkv), elements, text(out)]
 
 
 def merged() -> Iterator[Row]:
@@ -131,17 +123,17 @@ def merged() -> Iterator[Row]:
     for keys in (slice(0, 2), slice(2, 3)):
         tiles.append(flash(*_batch(Q[2:], K[keys], V[keys])))
     out, lse = merge(*zip(*tiles, strict=True))
-    every = ("1, 2", "3"), (dots[:2], dots[2:]), tiles
-    for name, part, (its_out, its_lse) in zip(*every, strict=True):
-        weight = (its_lse - lse).exp().squeeze()
+    columns = ("1, 2", "3"), (dots[:2], dots[2:]), tiles
+    for name, part, (part_out, part_lse) in zip(*columns, strict=True):
+        weight = (part_lse - lse).exp().squeeze()
         yield [
             name,
             several(part),
             text(part.exp().sum()),
-            text(its_lse.squeeze()),
-            text(its_out.squeeze()),
+            text(part_lse.squeeze()),
+            text(part_out.squeeze()),
             text(weight),
-            text(weight * its_out.squeeze()),
+            text(weight * part_out.squeeze()),
         ]
     total = text(dots.exp().sum())
     sums = [total, text(lse.squeeze()), "", "", text(out.squeeze())]
@@ -151,29 +143,29 @@ def merged() -> Iterator[Row]:
 def expanded() -> Iterator[Row]:
     """The third query reads keys and values that are made of the latents."""
     k, v = C @ W_UK, C @ W_UV
-    weight = weights(Q[2:], k, SEEN[2:])[0]
-    every = TOKENS, C[:, 0], k, v, k @ Q[2], weight, weight[:, None] * v
-    for token, *cells in zip(*every, strict=True):
+    weight = weights(Q[2:], k, MASK[2:])[0]
+    columns = TOKENS, C[:, 0], k, v, k @ Q[2], weight, weight[:, None] * v
+    for token, *cells in zip(*columns, strict=True):
         yield [token, *map(text, cells)]
-    yield [Word("output"), *[""] * 5, text(_attended("per_head"))]
+    yield [Word("output"), *[""] * 5, text(_output_of_mla("per_head"))]
 
 
 def absorbed() -> Iterator[Row]:
     q = Q[2] @ W_UK.mT  # one element, as a latent
-    weight = weights(Q[2:], C @ W_UK, SEEN[2:])[0]
+    weight = weights(Q[2:], C @ W_UK, MASK[2:])[0]
     for token, c, part in zip(TOKENS, C, weight, strict=True):
         yield [token, text(c[0]), text(q @ c), text(part), text(part * c[0])]
     mean = text(weight @ C[:, 0])
     yield [Word("mean"), "", "", "", mean]
-    yield [Word("output"), "", "", "", text(_attended("absorbed"))]
+    yield [Word("output"), "", "", "", text(_output_of_mla("absorbed"))]
 
 
-def _attended(form: str) -> Tensor:
-    """By that method of the plain MLA: one head, without RoPE and norm."""
+def _output_of_mla(form: str) -> Tensor:
+    """What this method of the plain MLA returns: one head, no RoPE or norm."""
     layer = MLA(2, n_heads=1, R=1, Dn=2, Dr=0, Dv=2)
     with torch.no_grad():
         layer.kv_b_proj.weight.copy_(torch.cat((W_UK, W_UV), dim=1).mT)
         q, latent = _batch(Q[2:], C)
-        seen = torch.ones(1, len(C), dtype=torch.bool)
-        out: Tensor = getattr(layer, form)(q, q[..., :0], latent, seen)
+        mask = torch.ones(1, len(C), dtype=torch.bool)
+        out: Tensor = getattr(layer, form)(q, q[..., :0], latent, mask)
         return out.squeeze()

@@ -6,6 +6,7 @@ calls, so that the page computes what the build does.
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cache
 from math import gcd
@@ -33,7 +34,10 @@ from attnref.numbers.shapes import (
     Shipped,
     Sliding,
 )
-from attnref.released.specs import models
+from attnref.numbers.weights import Share, device_bytes
+from attnref.released.record import read_config
+from attnref.released.specs import configs, models
+from attnref.released.stored import stored_shares
 from sitekit import ROOT
 from sitekit.drawn.memory import SHAPE, forms_of
 from sitekit.markdown.render import Words, render
@@ -49,10 +53,19 @@ LIMITS = dict.fromkeys(SHAPE, 100_000)
 LIMITS |= {"tokens": 10**9, "batch": 10**6, "ranks": 10**4}
 LIMITS |= {"params": 10**14}
 SCALES = ("8/16", "8/32", "16/32", "16/64", "16/128")
-KINDS = {
-    kind.__name__: kind
-    for kind in (Full, Sliding, Chunked, Mla, Compressed, Recurrent)
+# Formats in which models are served: bits on average, and as a config.json
+# says them.
+SERVED: dict[str, Storage] = {
+    "fp8 128x128": Storage(8, 32, 128 * 128),
+    "nvfp4": Storage(4, 8, 16),
+    "int4 g128": Storage(4, 20, 128),
 }
+QUANTISED = {
+    "fp8 128x128": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "int4 g128": {"quant_method": "awq", "bits": 4, "group_size": 128},
+}
+KINDS = {kind.__name__: kind for kind in (Full, Sliding, Chunked, Mla, Compressed, Recurrent)}
 
 
 def shape_of(model: Model) -> dict[str, int]:
@@ -73,33 +86,53 @@ def shape_of(model: Model) -> dict[str, int]:
 
 def data() -> dict[str, Any]:
     """What the script knows of models: see `model_of`."""
-    known: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for model in models().values():
-        known[model.id] = {
+        result[model.id] = {
             "name": model.name,
-            "groups": [
-                [type(g).__name__, *vars(g).values()] for g in model.groups
-            ],
+            "groups": [[type(g).__name__, *vars(g).values()] for g in model.groups],
             "shape": shape_of(model),
         }
         if model.params is not None:
-            known[model.id]["params"] = model.params
-        if (shipped := model.shipped) is not None:
-            own = [shipped.kv, shipped.index, shipped.window]
-            known[model.id]["shipped"] = own
-    return known
+            result[model.id]["params"] = model.params
+            shares = served(model.id)
+            if shares:
+                result[model.id]["served"] = shares
+        if (format := model.shipped) is not None:
+            widths = [format.kv, format.index, format.window]
+            result[model.id]["shipped"] = widths
+    return result
 
 
-def model_of(known: Mapping[str, Any]) -> Model:
+@cache
+def served(id: str) -> dict[str, list[list[int]]]:
+    """The weights of a model in each format of QUANTISED: bytes, and into how
+    many parts devices split them. Of a model whose parameters are published
+    rounded, all of its matrices are known too."""
+    result: dict[str, list[list[int]]] = {}
+    for name, quant in QUANTISED.items():
+        fields = configs().get(id)
+        if fields is None:
+            return {}
+        config = read_config({**fields, "quantization_config": quant})
+        parts: dict[int, int] = {}
+        with suppress(ValueError):
+            for share in stored_shares(config):
+                parts[share.parts] = parts.get(share.parts, 0) + share.size
+            result[name] = [[size, n] for n, size in parts.items()]
+    return result
+
+
+def model_of(entry: Mapping[str, Any]) -> Model:
     """A model again, of what `data` has of it: its name and its sizes."""
     groups = []
-    for kind, *values in known["groups"]:
+    for kind, *values in entry["groups"]:
         names = [field.name for field in fields(KINDS[kind])]
         groups.append(KINDS[kind](**dict(zip(names, values, strict=True))))
-    model = replace(sized(known["name"], *groups), params=known.get("params"))
-    if "shipped" not in known:
+    model = replace(sized(entry["name"], *groups), params=entry.get("params"))
+    if "shipped" not in entry:
         return model
-    kv, index, window = known["shipped"]
+    kv, index, window = entry["shipped"]
     shipped = Shipped(kv=kv, index=index, window=window, sources=())
     return replace(model, shipped=shipped)
 
@@ -139,25 +172,42 @@ class Taken(NamedTuple):
     row: list[str]
 
 
+def weights_of(model: Model, entry: Mapping[str, Any] | None, entered: Entered) -> int:
+    """Bytes of the weights on each device; what is unknown or not counted,
+    nothing. In a format of files they are those of all matrices, unless the
+    number of parameters is another."""
+    if not model.params or entered.weights == "none":
+        return 0
+    if entered.weights not in SERVED:
+        return weight_bytes(model, entered.weights, ranks=entered.ranks)
+    known = entry.get("served") if entry and entry.get("params") == model.params else None
+    if not known:
+        return weight_bytes(model, SERVED[entered.weights], ranks=entered.ranks)
+    shares = [Share(size, parts, False) for size, parts in known[entered.weights]]
+    return device_bytes(shares, entered.ranks)
+
+
 def taken(
-    model: Model, dtype: str | Storage, entered: Entered, endless: str
+    model: Model,
+    dtype: str | Storage,
+    entered: Entered,
+    endless: str,
+    entry: Mapping[str, Any] | None = None,
 ) -> Taken:
-    """What a model takes; weights that are unknown or not counted, nothing."""
-    how: dict[str, Any] = {"dtype": dtype, "ranks": entered.ranks}
-    weights = 0
-    if model.params and entered.weights != "none":
-        weights = weight_bytes(model, entered.weights, ranks=entered.ranks)
-    left = entered.budget - weights
+    """What a model takes, of which `entry` is known."""
+    options: dict[str, Any] = {"dtype": dtype, "ranks": entered.ranks}
+    weights = weights_of(model, entry, entered)
+    remaining = entered.budget - weights
     tokens, batch = entered.tokens, entered.batch
-    total = kv_bytes(model, tokens, batch=batch, **how)
-    longest = longest_context(model, left, batch=batch, **how)
+    total = kv_bytes(model, tokens, batch=batch, **options)
+    longest = longest_context(model, remaining, batch=batch, **options)
     row = [
         model.name,
-        exact(growth(model, **how).later),
+        exact(growth(model, **options).later),
         f"{total:,}",
         size(total),
         endless if longest is None else f"{longest:,}",
-        f"{largest_batch(model, tokens, left, **how):,}",
+        f"{largest_batch(model, tokens, remaining, **options):,}",
     ]
     return Taken(weights, total, row)
 
@@ -171,51 +221,52 @@ def calculated(
 ) -> dict[str, Any]:
     """What is shown of a model, or of a shape if there is no first, and of
     the variants in this shape."""
-    shipped = entered.dtype == "shipped"
-    plain: str | Storage = "bf16" if shipped else entered.dtype
+    is_shipped = entered.dtype == "shipped"
+    plain: str | Storage = "bf16" if is_shipped else entered.dtype
     if entered.scale != "none":
         bits, block = map(int, entered.scale.split("/"))
         plain = DTYPES[entered.dtype]._replace(scale_bits=bits, block=block)
     forms = forms_of(shape)
-    own = model_of(first) if first else sized(words["own"], forms["gqa"])
-    alike = [own, *(sized(words[name], forms[name]) for name in forms)]
-    own, *variants = (replace(m, params=entered.params) for m in alike)
-    chosen = [own, model_of(second)] if second else [own]
-    dtype = "shipped" if shipped else plain
+    subject = model_of(first) if first else sized(words["own"], forms["gqa"])
+    all_models = [subject, *(sized(words[name], forms[name]) for name in forms)]
+    subject, *variants = (replace(m, params=entered.params) for m in all_models)
+    chosen = [subject, model_of(second)] if second else [subject]
+    dtype = "shipped" if is_shipped else plain
+    endless, entries = words["endless"], [first, second]
     rows = [
-        *(taken(model, dtype, entered, words["endless"]) for model in chosen),
-        *(taken(model, plain, entered, words["endless"]) for model in variants),
+        *(taken(m, dtype, entered, endless, e) for m, e in zip(chosen, entries, strict=False)),
+        *(taken(model, plain, entered, endless, first) for model in variants),
     ]
     budget = entered.budget
-    most = max(budget, *(each.weights + each.cache for each in rows))
+    longest = max(budget, *(result.weights + result.cache for result in rows))
     sentences = []
-    for model, each in zip(chosen, rows, strict=False):
-        fits = each.weights + each.cache <= budget
-        beside = words["beside"].format(size(each.weights))
+    for model, result in zip(chosen, rows, strict=False):
+        fits = result.weights + result.cache <= budget
+        weights_text = words["beside"].format(size(result.weights))
         text = words["said" if fits else "said_over"].format(
             model.name,
-            size(each.cache),
+            size(result.cache),
             f"{entered.batch:,}",
             f"{entered.tokens:,}",
-            beside if each.weights else "",
+            weights_text if result.weights else "",
             size(budget),
         )
-        counted = model.params or entered.weights == "none"
-        sentences.append(text if counted else text + words["unknown"])
+        has_weights = model.params or entered.weights == "none"
+        sentences.append(text if has_weights else text + words["unknown"])
     return {
         "said": sentences,
-        "limit": f"{100 * budget / most:g}",
+        "limit": f"{100 * budget / longest:g}",
         "bars": [
             [
-                each.row[0],
-                f"{100 * each.weights / most:g}",
-                f"{100 * each.cache / most:g}",
-                size(each.cache),
-                each.weights + each.cache > budget,
+                result.row[0],
+                f"{100 * result.weights / longest:g}",
+                f"{100 * result.cache / longest:g}",
+                size(result.cache),
+                result.weights + result.cache > budget,
             ]
-            for each in rows
+            for result in rows
         ],
-        "rows": [each.row for each in rows],
+        "rows": [result.row for result in rows],
     }
 
 
@@ -231,14 +282,16 @@ def bytes_of(text: str) -> int:
 SCRIPT = ROOT / "overrides" / "assets" / "calculator.js"
 USED = re.compile(r"\bwords\.(\w+)")  # texts, by the script
 COLUMNS = ("form", "later", "total", "readable", "longest", "largest")
+# What stands above all: a word, and the column of the first row.
+SHOWN = {"form": 3, "later": 1, "longest": 4, "largest": 5}
 
 
 def calculator(*, words: dict[str, str]) -> str:
     """The form with all its texts, and its result before any input."""
-    texts, known = Words(words), data()
+    texts, models_data = Words(words), data()
     model = models()[CHOSEN["model"]]
     assert model.params
-    entered = Entered(
+    inputs = Entered(
         **USE,
         dtype=CHOSEN["dtype"],
         scale=CHOSEN["scale"],
@@ -249,6 +302,7 @@ def calculator(*, words: dict[str, str]) -> str:
     shape = shape_of(model)
     texts.used |= {*USED.findall(SCRIPT.read_text(encoding="utf-8"))}
     texts.used |= {"own", "said_over", "unknown"}  # said of other models
+    result = calculated(inputs, shape, models_data[model.id], None, texts)
     return render(
         "calculator",
         words=texts,
@@ -257,23 +311,19 @@ def calculator(*, words: dict[str, str]) -> str:
         budget=BUDGET,
         models=models().values(),
         dtypes={name: name for name in DTYPES} | {"shipped": texts["shipped"]},
-        weights={"none": texts["uncounted"]} | {name: name for name in DTYPES},
+        weights={"none": texts["uncounted"]} | {name: name for name in (*DTYPES, *SERVED)},
         params=f"{model.params:,}",
-        scales={"none": texts["none"]}
-        | {s: texts["scaled"].format(*s.split("/")) for s in SCALES},
+        scales={"none": texts["none"]} | {s: texts["scaled"].format(*s.split("/")) for s in SCALES},
         shape={name: shape[name] for name in SHAPE},
         contexts=CONTEXTS,
-        **calculated(entered, shape, known[model.id], None, texts),
+        **result,
+        shown={name: result["rows"][0][column] for name, column in SHOWN.items()},
         head=[texts[column] for column in COLUMNS],
         known={
-            "models": known,
+            "models": models_data,
             "limits": LIMITS,
-            "defaults": {
-                "shape": SHAPE,
-                "use": USE,
-                **CHOSEN,
-                "budget": BUDGET,
-            },
+            "shown": [*SHOWN.values()],
+            "defaults": {"shape": SHAPE, "use": USE, **CHOSEN, "budget": BUDGET},
             "words": words,
         },
     )

@@ -14,11 +14,7 @@ from sitekit.drawn.mla import V3
 from sitekit.markdown.render import Row, Word
 
 TOKENS, TOPK = 9, 3
-INDEX: dict[str, Any] = {
-    "index_n_heads": 64,
-    "index_head_dim": 128,
-    "index_topk": 2048,
-}
+INDEX: dict[str, Any] = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
 CONTEXTS = {"4K": 4096, "32K": 2**15, "128K": 2**17, "1M": 2**20}
 
 
@@ -29,9 +25,7 @@ def read() -> Tensor:
         index = 8, 16, TOPK
         layer = DSA(32, 4, 16, 8, 8, 8, 24, index, 10000.0, halves=True)
         chosen: list[Tensor] = []
-        layer.indexer.register_forward_hook(
-            lambda *call: chosen.append(call[-1])
-        )
+        layer.indexer.register_forward_hook(lambda *call: chosen.append(call[-1]))
         with torch.no_grad():
             layer(torch.randn(1, TOKENS, 32))
     read = torch.zeros(TOKENS, TOKENS).scatter(1, chosen[0][0], 1.0)
@@ -55,31 +49,31 @@ def costs() -> Iterator[Row]:
     """What a step keeps, reads and computes, without the projections."""
     for name, context in CONTEXTS.items():
         for word, cost in _layers(context):
-            cached, skipped = 2 * cost.cached, 2 * cost.skipped
+            cache_bytes, skipped_bytes = 2 * cost.cached, 2 * cost.skipped
             flops = (cost.scores + cost.values) / 1e9
             yield [
                 name,
                 Word(word),
-                size(cached),
-                size(cached - skipped),
+                size(cache_bytes),
+                size(cache_bytes - skipped_bytes),
                 f"{flops:.3g}",
             ]
 
 
 def numbers() -> dict[str, object]:
     """What the text says of a step at 128K tokens, and of a measured one."""
-    long = dict(_layers(CONTEXTS["128K"]))
-    dsa, times = long["dsa"], sizes("chosen")["float32, 32768"]["ways"]
+    layers = dict(_layers(CONTEXTS["128K"]))
+    dsa, times = layers["dsa"], sizes("chosen")["float32, 32768"]["ways"]
     flops = dsa.scores + dsa.values
-    took = times["chosen keys"]["value"][1]
-    every = times["all keys, fused"]["value"][1]
+    chosen_time = times["chosen keys"]["value"][1]
+    full_time = times["all keys, fused"]["value"][1]
     return {
         "entry": 512 + 64 + 128,
-        "less_read": long["mla"].cached / (dsa.cached - dsa.skipped),
-        "fewer": (long["mla"].scores + long["mla"].values) / flops,
+        "less_read": layers["mla"].cached / (dsa.cached - dsa.skipped),
+        "fewer": (layers["mla"].scores + layers["mla"].values) / flops,
         "of_indexer": 2 * 2**17 * 64 * (128 + 1) / flops,
         "index_head": 64 * 128,
         "per_key": 128 * (512 + 64 + 512),
-        "time": took / every,
-        "index_share": dsa.parameters / long["mla"].parameters - 1,
+        "time": chosen_time / full_time,
+        "index_share": dsa.parameters / layers["mla"].parameters - 1,
     }

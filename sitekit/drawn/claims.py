@@ -23,8 +23,8 @@ from sitekit.markdown.render import Row, Word
 from sitekit.markdown.tables import code, exact
 
 
-def _row(key: str, *computed: str) -> Row:
-    return [Word(key), Word(f"{key}_holds"), Word(f"{key}_by", computed)]
+def _row(key: str, *values: str) -> Row:
+    return [Word(key), Word(f"{key}_holds"), Word(f"{key}_by", values)]
 
 
 def origins() -> Iterator[Row]:
@@ -53,21 +53,15 @@ def origins() -> Iterator[Row]:
 def sharing() -> Iterator[Row]:
     """The FLOPs are those of a formula, which tests compare with what torch
     counts."""
-    counted = []
+    flops = []
     for K in (8, 4, 2, 1):
         cost = attention_cost(d_model=512, n_heads=8, n_kv_heads=K, new=1024)
-        parts = map(
-            operations.mega, (cost.projections, cost.scores + cost.values)
-        )
-        counted.append(" + ".join(parts))
-    yield _row("flops", *counted)
-    share = {
-        row[0].key: row[2]
-        for row in operations.pairs()
-        if isinstance(row[0], Word)
-    }
-    of = ("mha", "gqa", "mqa", "expanded", "absorbed")
-    yield _row("order", *(str(share[key]) for key in of))
+        parts = map(operations.mega, (cost.projections, cost.scores + cost.values))
+        flops.append(" + ".join(parts))
+    yield _row("flops", *flops)
+    share = {row[0].key: row[2] for row in operations.pairs() if isinstance(row[0], Word)}
+    order = ("mha", "gqa", "mqa", "expanded", "absorbed")
+    yield _row("order", *(str(share[key]) for key in order))
     yield _row("fastest")
     yield _row("group", f"8 / 2 = {8 // 2}")
     yield _row("groups")
@@ -75,21 +69,21 @@ def sharing() -> Iterator[Row]:
     shapes = [code(tuple(t.shape)) for t in (q, k, q @ k)]
     yield _row("direct", f"{shapes[0]} @ {shapes[1]} → {shapes[2]}")
     head = torch.zeros(1, 2, 1024, 128)
-    copied = head.repeat_interleave(4, dim=1)
+    repeated = head.repeat_interleave(4, dim=1)
     view = head[:, :, None].expand(1, 2, 4, 1024, 128)
-    sizes = (t.untyped_storage().nbytes() for t in (head, copied, view))
+    sizes = (t.untyped_storage().nbytes() for t in (head, repeated, view))
     yield _row("repeat", *(f"{size:,}" for size in sizes))
-    at, case = "float32, {}, 16384", measured.sizes("decode")
-    slow = case[at.format("GQA-8")]["ways"]["torch, repeat_interleave"]
-    plain = case[at.format("MHA")]["ways"]["fused"]
+    key, case = "float32, {}, 16384", measured.sizes("decode")
+    slow = case[key.format("GQA-8")]["ways"]["torch, repeat_interleave"]
+    plain = case[key.format("MHA")]["ways"]["fused"]
     times = (measured.digits(way["value"][1]) for way in (slow, plain))
     yield _row("faster", *times)
     shares = []
     for id in ("llama-2-7b", "llama-1-65b"):
         model = find_model(id)
         assert model.params is not None
-        each = float(growth(model).later) / (model.params / 1e6)
-        shares.append(f"{each:.1f}")
+        per_million = float(growth(model).later) / (model.params / 1e6)
+        shares.append(f"{per_million:.1f}")
     yield _row("larger", *shares)
     yield _row("convert")
     yield _row("deployed")
@@ -101,16 +95,10 @@ def latent() -> Iterator[Row]:
     assert isinstance(group, Mla) and group.qk_nope_head_dim
     R, Dr = group.kv_lora_rank, group.qk_rope_head_dim
     yield _row("entry", f"{R} + {Dr} = {cache.nbytes // 2}")
-    saved = {
-        row[0].key: str(row[2])
-        for row in memory.claims()
-        if isinstance(row[0], Word)
-    }
-    yield _row("saves", saved["architecture"], saved["six"])
+    savings = {row[0].key: str(row[2]) for row in memory.claims() if isinstance(row[0], Word)}
+    yield _row("saves", savings["architecture"], savings["six"])
     yield _row("decomposed")
-    weights, elements = zip(
-        *(row[1:] for row in absorption.wrong()), strict=True
-    )
+    weights, elements = zip(*(row[1:] for row in absorption.wrong()), strict=True)
     yield _row("absorbed", *map(str, (*weights, *elements)))
     yield _row("unsaid")
     _, width, rank = absorbed()[0].shape
@@ -121,10 +109,7 @@ def latent() -> Iterator[Row]:
     yield _row("query")
     keys = group.qk_nope_head_dim + Dr
     yield _row("scale", f"√({R + Dr} / {keys}) = {sqrt((R + Dr) / keys):.2f}")
-    flops = [
-        mla_cost(**V3, form=form, past=4096).flops
-        for form in ("latent", "absorbed")
-    ]
+    flops = [mla_cost(**V3, form=form, past=4096).flops for form in ("latent", "absorbed")]
     times = (f"{n / 1e9:,.1f}" for n in flops)
     yield _row("small", *times, f"{flops[0] / flops[1]:.0f}")
     yield _row("unmasked")
@@ -146,23 +131,20 @@ def latent() -> Iterator[Row]:
 def masked() -> Iterator[Row]:
     upper = torch.ones(3, 3).int().triu(diagonal=1)
     yield _row("triangle", code(upper.tolist()))
-    seen = attnref.causal_mask(4)
-    after = torch.full((4, 4), 0.25) * seen
-    yield _row("after", *(f"{row:g}" for row in after.sum(-1).tolist()))
-    times = torch.softmax(torch.ones(4) * seen[0], -1)
-    yield _row("times", f"{times[~seen[0]].sum():.0%}")
+    mask = attnref.causal_mask(4)
+    rows = torch.full((4, 4), 0.25) * mask
+    yield _row("after", *(f"{row:g}" for row in rows.sum(-1).tolist()))
+    times = torch.softmax(torch.ones(4) * mask[0], -1)
+    yield _row("times", f"{times[~mask[0]].sum():.0%}")
     far = torch.tensor(-1e9)
-    left = (3 + far - far).item()
-    yield _row("filler", f"(3 − 1e9) + 1e9 = {left:g}")
-    scores, none = torch.ones(4), torch.zeros(4, dtype=torch.bool)
-    gives = [
-        torch.softmax(scores.masked_fill(~none, low), -1)
-        for low in (-torch.inf, -1e9)
-    ]
+    difference = (3 + far - far).item()
+    yield _row("filler", f"(3 − 1e9) + 1e9 = {difference:g}")
+    scores, no_keys = torch.ones(4), torch.zeros(4, dtype=torch.bool)
+    gives = [torch.softmax(scores.masked_fill(~no_keys, low), -1) for low in (-torch.inf, -1e9)]
     query, keys = torch.ones(1, 1, 1, 4), torch.ones(1, 1, 4, 4)
     values = torch.eye(4)[None, None]
     attend = F.scaled_dot_product_attention
-    gives.append(attend(query, keys, values, none[None]).flatten())
+    gives.append(attend(query, keys, values, no_keys[None]).flatten())
     yield _row("empty", *(f"{x[0]:g}" for x in gives))
     top = attend(query, keys, values, is_causal=True).flatten()
     yield _row("cached", code([int(x) for x in top]))
@@ -185,13 +167,13 @@ def cached() -> Iterator[Row]:
     (group,) = model.groups
     assert isinstance(group, Full) and group.q_heads
     width, heads = 5120, group.q_heads
-    derived = f"{width:,} / {heads} = {width // heads}"
-    yield _row("width", derived, str(group.head_dim))
+    division = f"{width:,} / {heads} = {width // heads}"
+    yield _row("width", division, str(group.head_dim))
     split: list[str] = []
     for id in ("llama-3.1-8b", "deepseek-v3"):
         model = find_model(id)
-        whole, held = growth(model).later, growth(model, ranks=16).later
-        split += map(exact, (whole, whole / 16, held))
+        token, share = (growth(model).later, growth(model, ranks=16).later)
+        split += map(exact, (token, token / 16, share))
     yield _row("ranks", *split)
     yield _row("defaults")
 
@@ -199,12 +181,12 @@ def cached() -> Iterator[Row]:
 def coded() -> Iterator[Row]:
     transposed = torch.zeros(2, 3, 4).transpose(0, 1)
     assert not transposed.is_contiguous()
-    to = tuple(transposed.view(3, 2, 2, 2).shape)
-    yield _row("view", str(transposed.stride()), f"`view{to}`")
+    shape = tuple(transposed.view(3, 2, 2, 2).shape)
+    yield _row("view", str(transposed.stride()), f"`view{shape}`")
     yield _row("layout")
-    every = mistakes.kills().values()
-    unseen = sum(record["same_shape"] for record in every)
-    yield _row("shapes", str(unseen), str(len(every)))
+    kills = mistakes.kills().values()
+    unseen = sum(record["same_shape"] for record in kills)
+    yield _row("shapes", str(unseen), str(len(kills)))
     yield _row("initial", *_flat())
     yield _row("comment")
 
@@ -217,21 +199,18 @@ def _flat() -> Iterator[str]:
     layer = attnref.MultiHeadAttention(d_model=512, n_heads=8)
     assert layer.v_proj is not None  # keys are not the values
     cos, sin = attnref.rope_table(torch.arange(8), 64)
-    drawn = torch.randn(1, 8, 512)
+    x0 = torch.randn(1, 8, 512)
     for spread, times in ((0.02, 1), (1, 64)):
-        x = spread * drawn
+        x = spread * x0
         q, k, v = (
             proj(x).view(1, 8, 8, 64).transpose(1, 2)
             for proj in (layer.q_proj, layer.k_proj, layer.v_proj)
         )
-        half, pairs = (
-            [
-                attnref.apply_rope(t, cos, sin, layout=name)
-                for t in (times * q, k)
-            ]
+        halves, pairs = (
+            [attnref.apply_rope(t, cos, sin, layout=name) for t in (times * q, k)]
             for name in ("half", "interleaved")
         )
-        right, wrong = (attnref.sdpa(q, k, v) for q, k in (half, pairs))
-        weight = attnref.attention_weights(half[0], half[1]).amax(-1).mean()
+        right, wrong = (attnref.sdpa(q, k, v) for q, k in (halves, pairs))
+        weight = attnref.attention_weights(halves[0], halves[1]).amax(-1).mean()
         change = (wrong - right).norm() / right.norm()
         yield from (f"{weight:.3f}", f"{change:.2%}")

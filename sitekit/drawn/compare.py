@@ -1,15 +1,10 @@
 """The four variants side by side: drawn, computed, in code, and their times."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from markupsafe import Markup
-from torch import Tensor
-
-import attnref
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
 from attnref.numbers.kv_memory import DTYPES, entry_bytes, group_bytes, size
 from attnref.numbers.shapes import Full, Mla
@@ -17,7 +12,7 @@ from attnref.released.specs import find_model, models
 from sitekit import ROOT
 from sitekit.check.mistakes import coloured
 from sitekit.drawing import svg
-from sitekit.drawing.recorded import inputs_of, wiring
+from sitekit.drawing.heads import HEIGHT, picture, wiring
 from sitekit.drawn import operations
 from sitekit.drawn.calculator import COUNT, LIMITS
 from sitekit.drawn.measured import sizes, slug, spread
@@ -26,113 +21,12 @@ from sitekit.drawn.released import kinds_of
 from sitekit.markdown.render import Row, Word, Words, render
 from sitekit.released.javascript import bundle
 
-# --- which query head reads what --------------------------------------------
-
-LETTERS = {"query": "q", "key": "k", "value": "v", "latent": "c"}
-Q, MADE, CACHED = 10, 44, 98  # where they stand in a picture
-
-
-def wires_of(n_heads: int, n_kv_heads: int) -> tuple[Tensor, Tensor]:
-    """Found by running a layer: which query head reads which key/value head,
-    `(H, K)`, and which of these are computed from a latent, `(K,)`. It is MLA
-    if there are no key/value heads."""
-    if not n_kv_heads:
-        wired = latent_wiring(n_heads)
-        return wired.up, wired.latent
-    layer = attnref.GroupedQueryAttention(
-        d_model=4 * n_heads, n_heads=n_heads, n_kv_heads=n_kv_heads
-    )
-    return wiring(layer), torch.zeros(n_kv_heads)
-
-
-def picture(wires: Tensor, latent: Tensor, wide: int) -> Iterator[Markup]:
-    """The heads, and what they read: filled is what is stored."""
-    (H, K), made = wires.shape, bool(latent.any())
-    row, middle = MADE if made else CACHED, CACHED + 9.5
-
-    def place(i: int, n: int) -> float:
-        return wide * (i + 0.5) / n
-
-    def box(
-        kind: str, x: float, y: float, word: str, w: int = 17, h: int = 18
-    ) -> Iterator[Markup]:
-        filled = kind in ("key", "value", "latent")
-        rx = 9 if kind == "query" else 3
-        yield svg.BOX.format(kind, x - w / 2, y - h / 2, w, h, rx, "")
-        ink = "on" if filled else kind
-        down = kind == "query"  # q has its ink below the line
-        yield svg.TEXT.format(f"{ink} head", x, y - down, "", word)
-
-    for h, k in wires.nonzero().tolist():
-        yield svg.LINE.format(place(h, H), Q, place(k, K), row)
-    for (k,) in latent.nonzero().tolist():
-        yield svg.LINE.format(place(k, K), row + 19, wide / 2, middle)
-    for h in range(H):
-        yield from box("query", place(h, H), Q, "q")
-    for k in range(K):
-        for n, name in enumerate(("key", "value")):
-            kind = f"{name} made" if made else name
-            yield from box(kind, place(k, K), row + 19 * n, LETTERS[name])
-    if made:
-        yield from box("latent", wide / 2 - 11, middle, "c", 66, 37)
-        yield from box("key", wide / 2 + 34, middle, "kᴿ", 20, 37)
-
-
-class Wired(NamedTuple):
-    """Found by experiment in MLA: which query heads change with the keys and
-    values of one head, `(H, H)`, with the latent and with the RoPE key,
-    `(H,)`; and which with the latent while nothing is made from it."""
-
-    up: Tensor
-    latent: Tensor
-    rope: Tensor
-    past_up: Tensor
-
-
-@torch.no_grad()
-def latent_wiring(n_heads: int) -> Wired:
-    sizes: dict[str, Any] = {"kv_lora_rank": 12, "qk_nope_head_dim": 4}
-    sizes |= {"qk_rope_head_dim": 2, "v_head_dim": 4}
-    layer = attnref.MultiHeadLatentAttention(
-        d_model=32, n_heads=n_heads, **sizes
-    )
-    (x,) = inputs_of(layer, 1, 5, 5)
-    heads: list[Tensor] = []
-    layer.o_proj.register_forward_pre_hook(
-        lambda _, args: heads.append(args[0].unflatten(-1, (n_heads, -1)))
-    )
-
-    def run() -> Tensor:
-        layer(x)
-        return heads.pop()
-
-    def changed(rows: Tensor, change: Callable[[Tensor], object]) -> Tensor:
-        """The heads that another value of these weights changes."""
-        before, saved = run(), rows.clone()
-        change(rows)
-        reads = (run() != before).any(-1).any(1)[0]
-        rows.copy_(saved)
-        return reads
-
-    def another(rows: Tensor) -> Tensor:
-        return rows.add_(1)
-
-    up = layer.kv_b_proj.weight
-    down, rope = layer.kv_a_proj_with_mqa.weight.tensor_split((12,))
-    of_heads = [changed(rows, another) for rows in up.chunk(n_heads)]
-    latent, turned = changed(down, another), changed(rope, another)
-    up.zero_()  # nothing is made from the latent any more
-    return Wired(
-        torch.stack(of_heads, dim=1), latent, turned, changed(down, another)
-    )
-
-
 # --- the same sizes for all four ---------------------------------------------
 
-# In the address of the page these are what the calculator calls them.
+# The address of the page has the names that the calculator uses.
 SIZES = "layers d_model heads kv_heads head_dim kv_lora_rank qk_rope_head_dim"
 FIELDS = (*SIZES.split(), "q_lora_rank", "tokens", "ranks")
-MOST = LIMITS | dict.fromkeys(("d_model", "q_lora_rank"), 100_000)
+MAXIMA = LIMITS | dict.fromkeys(("d_model", "q_lora_rank"), 100_000)
 WIDTHS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
@@ -141,14 +35,14 @@ def _preset(id: str, d_model: int, q_lora_rank: int = 0) -> dict[str, int]:
     key/value heads for GQA where it has others."""
     (group,) = find_model(id).groups
     assert isinstance(group, Full | Mla) and group.q_heads
-    wide = group.head_dim if isinstance(group, Full) else group.v_head_dim
-    assert wide
+    head_dim = group.head_dim if isinstance(group, Full) else group.v_head_dim
+    assert head_dim
     return {
         "layers": group.layers,
         "d_model": d_model,
         "heads": group.q_heads,
         "kv_heads": group.kv_heads if isinstance(group, Full) else 8,
-        "head_dim": wide,
+        "head_dim": head_dim,
         **WIDTHS,
         "q_lora_rank": q_lora_rank,
         "tokens": 131_072,
@@ -165,23 +59,22 @@ DTYPE = "bf16"
 
 
 def _costs(shape: dict[str, int]) -> dict[str, list[Cost]]:
-    """Of a decode step; for MLA in its absorbed and its expanded form."""
+    """Costs of a decode step; MLA has two, absorbed and expanded."""
     H, D = shape["heads"], shape["head_dim"]
-    of: dict[str, Any] = {"d_model": shape["d_model"], "n_heads": H}
+    options: dict[str, Any] = {"d_model": shape["d_model"], "n_heads": H}
     heads = {"mha": H, "gqa": shape["kv_heads"], "mqa": 1}
     result = {
-        name: [attention_cost(**of, head_dim=D, n_kv_heads=K)]
-        for name, K in heads.items()
+        name: [attention_cost(**options, head_dim=D, n_kv_heads=K)] for name, K in heads.items()
     }
-    of |= {name: shape[name] for name in WIDTHS}
-    of |= {"qk_nope_head_dim": D, "v_head_dim": D}
-    of |= {"q_lora_rank": shape["q_lora_rank"] or None}
+    options |= {name: shape[name] for name in WIDTHS}
+    options |= {"qk_nope_head_dim": D, "v_head_dim": D}
+    options |= {"q_lora_rank": shape["q_lora_rank"] or None}
     forms = ("absorbed", "expanded")
-    return result | {"mla": [mla_cost(**of, form=form) for form in forms]}
+    return result | {"mla": [mla_cost(**options, form=form) for form in forms]}
 
 
 def digits(n: float) -> str:
-    """To four digits, as `size` has them."""
+    """A number with four digits, as `size` writes it."""
     return f"{float(f'{n:.4g}'):.10g}"
 
 
@@ -195,7 +88,7 @@ def facts(shape: dict[str, int], dtype: str = DTYPE) -> dict[str, list[str]]:
     for name, costs in _costs(shape).items():
         group, cost = forms[name], costs[0]
         (store,) = group.stores
-        taken = [
+        sizes_of_cache = [
             size(group_bytes(group, shape["tokens"], storage, ranks=ranks))
             for ranks in (1, shape["ranks"])
         ]
@@ -204,7 +97,7 @@ def facts(shape: dict[str, int], dtype: str = DTYPE) -> dict[str, list[str]]:
         result[name] = [
             widths.format(first, store.widths[1]),
             f"{entry_bytes(store, storage):,}",
-            *taken,
+            *sizes_of_cache,
             " / ".join(f"{c.scores + c.values:,}" for c in costs),
             digits(float(cost.attention_intensity(dtype))),
             f"{cost.parameters:,}",
@@ -234,20 +127,23 @@ SUMS = {
 }
 
 
+PICTURE = 160  # the width of each of the four, in px
+
+
 def comparison(*, words: dict[str, str]) -> str:
     """The four in the sizes of three models; a script takes any others."""
-    worded, drawn = Words(words), {}
-    for name, shown in {"mha": 8, "gqa": 2, "mqa": 1, "mla": 0}.items():
-        marks = Markup("").join(picture(*wires_of(8, shown), 160))
-        drawn[name] = svg.SVG.format(160, 132, NAMES[name], marks)
-    worded.used |= {"bad_number", "divides"}
+    texts, pictures = Words(words), {}
+    for name, n_kv_heads in {"mha": 8, "gqa": 2, "mqa": 1, "mla": 0}.items():
+        marks = picture(*wiring(8, n_kv_heads), PICTURE)
+        pictures[name] = svg.picture(PICTURE, HEIGHT, NAMES[name], marks)
+    texts.used |= {"bad_number", "divides"}
     plain = {k: text.partition(" $")[0] for k, text in words.items()}
     keys = ("bad_number", "divides", "total", "device", *FIELDS)
     return render(
         "comparison",
-        words=worded,
+        words=texts,
         names=NAMES,
-        drawn=drawn,
+        drawn=pictures,
         sums=SUMS,
         told=ROWS,
         fields=FIELDS,
@@ -261,7 +157,7 @@ def comparison(*, words: dict[str, str]) -> str:
         known={
             "presets": [*PRESETS.values()],
             "dtypes": [*DTYPES],
-            "most": {name: MOST[name] for name in FIELDS},
+            "most": {name: MAXIMA[name] for name in FIELDS},
             "words": {k: plain[k] for k in keys},
         },
     )
@@ -276,8 +172,7 @@ def script() -> str:
 def having() -> dict[str, list[str]]:
     """Which models have layers of each of the four."""
     return {
-        name: [m.name for m in models().values() if NAMES[name] in kinds_of(m)]
-        for name in NAMES
+        name: [m.name for m in models().values() if NAMES[name] in kinds_of(m)] for name in NAMES
     }
 
 
@@ -288,7 +183,7 @@ def released() -> Iterator[Row]:
 
 # --- the same in code -------------------------------------------------------
 
-# Of each plain form, the lines that make and keep keys and values.
+# The lines of each plain form that compute and store keys and values.
 PATTERNS = {
     "mha": r"self\.[kv]_proj = |k, v = self\.split|q @ k|softmax|weights @",
     "gqa": r"self\.[kv]_proj = |cache\.append|enable_gqa=True",
@@ -297,7 +192,7 @@ PATTERNS = {
 
 
 def lines_of(name: str) -> list[str]:
-    """Those lines of a plain form, without their indents."""
+    """The lines of a plain form that match its pattern, without indents."""
     text = (ROOT / f"attnref/plain/{name}.py").read_text("utf-8")
     body = text[text.index(f"class {name.upper()}(") :].splitlines()
     return [line.strip() for line in body if re.search(PATTERNS[name], line)]
@@ -308,11 +203,8 @@ def difference(*, titles: list[str], caption: str) -> str:
     mha, gqa, mla = map(lines_of, PATTERNS)
     one = ["GQA(d_model, n_heads, n_kv_heads)", "GQA(d_model, n_heads, 1)"]
     changes = [(mha, gqa), (one[:1], one[1:]), (gqa, mla)]
-    signed = [
-        "\n".join([*(f"-{x}" for x in old), *(f"+{x}" for x in new)])
-        for old, new in changes
-    ]
-    blocks = zip(titles, map(coloured, signed), strict=True)
+    diffs = ["\n".join([*(f"-{x}" for x in old), *(f"+{x}" for x in new)]) for old, new in changes]
+    blocks = zip(titles, map(coloured, diffs), strict=True)
     return render("difference", blocks=[*blocks], caption=caption)
 
 
@@ -323,11 +215,11 @@ READS = {"read": 32, "MHA": 32, "GQA-8": 8, "GQA-2": 2, "MQA": 1}
 
 
 def milliseconds(name: str, tokens: int) -> list[float]:
-    """As measured: lower quartile, median, upper quartile."""
+    """Measured times: lower quartile, median, upper quartile."""
     if name == "read":  # the rate is in the file
         point = sizes("decode")[f"float32, MHA, {tokens}"]
-        moved = 2 * READS[name] * 128 * tokens * 4
-        return [moved / x / 1e6 for x in reversed(point["probes"]["GB/s"])]
+        bytes_read = 2 * READS[name] * 128 * tokens * 4
+        return [bytes_read / x / 1e6 for x in reversed(point["probes"]["GB/s"])]
     point = sizes("decode")[f"float32, {name}, {tokens}"]
     return list(point["ways"]["fused"]["value"])
 
@@ -335,11 +227,11 @@ def milliseconds(name: str, tokens: int) -> list[float]:
 def decoding() -> Iterator[Row]:
     """The variants: milliseconds at each length, and beside the last of them,
     relative to MHA, the bytes that are read."""
-    for name, heads in READS.items():
+    for name, K in READS.items():
         row: Row = [Word(slug(name))]
         row += [spread(milliseconds(name, tokens)) for tokens in LENGTHS]
         took, base = (milliseconds(n, LENGTHS[-1])[1] for n in (name, "MHA"))
-        share = heads / READS["MHA"]
+        share = K / READS["MHA"]
         yield [*row, f"{took / base:.3g}", f"{share:.3g}"]
 
 

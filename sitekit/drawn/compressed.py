@@ -11,7 +11,7 @@ from attnref.numbers.kv_memory import kv_bytes, size
 from attnref.numbers.shapes import Compressed
 from attnref.plain.deepseek_v4 import CompressedAttention, CompressedCache
 from attnref.released.specs import find_model
-from sitekit.drawing import steps
+from sitekit.drawing import svg
 from sitekit.drawing.steps import Frame, Steps
 from sitekit.drawn.mla import V3
 from sitekit.markdown.render import Cell, Row, Word
@@ -32,17 +32,15 @@ def _run(chunks: tuple[int, ...]) -> Iterator[tuple[CompressedCache, Tensor]]:
     """After each chunk the cache, and which entries the last token reads."""
     torch.manual_seed(3)
     f = torch.tensor([1.0, 0.1])
-    layer = CompressedAttention(
-        *(16, 2, 8, W, f, 6, 5, 2), rate=RATE, index=(3, 8, TOPK)
-    )
+    layer = CompressedAttention(*(16, 2, 8, W, f, 6, 5, 2), rate=RATE, index=(3, 8, TOPK))
     indexer: Any = layer.compressor.get_submodule("indexer")
     choose, chosen = indexer.choose, list[Tensor]()
 
-    def noted(*given: Any) -> Tensor:
-        chosen.append(choose(*given))
+    def note(*args: Any) -> Tensor:
+        chosen.append(choose(*args))
         return chosen[-1]
 
-    indexer.choose = noted
+    indexer.choose = note
     cache = CompressedCache()
     with torch.random.fork_rng(), torch.no_grad():
         for new in chunks:
@@ -59,30 +57,29 @@ def seen() -> Steps:
         first = end - window.shape[2]
         waiting = cache.kept["main"][0].shape[2]
         if waiting:
-            x, wide = 6 + step * (end - waiting), step * waiting + 1
-            marks.append(steps.box("recomputed", x, 18, wide, 34, 5))
+            x, width = 6 + step * (end - waiting), step * waiting + 1
+            marks.append(svg.box("recomputed", x, 18, width, 34, 5))
         for t in range(sum(chunks)):
             kind = "kept" if first <= t < end else "slot"
             kind = "fresh" if end - new <= t < end and t >= first else kind
             x = 8 + step * t
-            marks.append(steps.box(kind, x, 22, step - 3, 26))
-            ink = "" if first <= t < end else "soft"
-            marks.append(steps.text(f"{ink} small", x + 10, 35, t))
+            ink = "small" if first <= t < end else "soft small"
+            place = x, 22, step - 3, 26
+            marks.append(svg.cell(kind, *place, t, ink=ink))
         sees = [complex(8 + step * first, 54), complex(5 + step * end, 54)]
-        marks.append(steps.path("curve", sees))
+        marks.append(svg.path("curve", sees))
         for n, is_read in enumerate(read.tolist()):
-            x, wide = 8 + step * RATE * n, step * RATE - 3
+            x, width = 8 + step * RATE * n, step * RATE - 3
             kind, ink = ("latent", "on") if is_read else ("slot", "")
-            marks.append(steps.box(kind, x, 92, wide, 28))
-            marks.append(steps.text(ink, x + wide / 2, 106, f"e{n}"))
+            marks.append(svg.cell(kind, x, 92, width, 28, f"e{n}", ink=ink))
             if is_read:
-                ends = [complex(x, 126), complex(x + wide, 126)]
-                marks.append(steps.path("curve", ends))
-            before = max(x - step * RATE, 8)  # and its own block
-            ends = [complex(before, 88), complex(before, 74)]
-            ends += [complex(x + wide, 74), complex(x + wide, 88)]
+                ends = [complex(x, 126), complex(x + width, 126)]
+                marks.append(svg.path("curve", ends))
+            block_x = max(x - step * RATE, 8)  # and its own block
+            ends = [complex(block_x, 88), complex(block_x, 74)]
+            ends += [complex(x + width, 74), complex(x + width, 88)]
             if n == len(read) - 1:
-                marks.append(steps.path("wire ray", ends))
+                marks.append(svg.path("wire ray", ends))
         facts = {
             "last": end - 1,
             "first": first,
@@ -148,8 +145,8 @@ def models() -> Iterator[Row]:
             assert isinstance(group, Compressed)
             kinds[group.ratio] += group.layers
         lengths = (4096, 1_048_576)
-        held = [size(kv_bytes(model, tokens)) for tokens in lengths]
-        yield [model.name, *map(str, kinds.values()), *held]
+        caches = [size(kv_bytes(model, tokens)) for tokens in lengths]
+        yield [model.name, *map(str, kinds.values()), *caches]
 
 
 def numbers() -> dict[str, object]:

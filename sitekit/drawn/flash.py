@@ -2,151 +2,94 @@
 
 import math
 from collections.abc import Iterator
-from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from markupsafe import Markup
 from torch import Tensor
 
 import attnref
 from attnref.core.flash import Tiles, parts
+from attnref.judge.catalogue import Plain, Variant, catalogue
 from attnref.numbers.kv_memory import size
-from sitekit.drawing import steps, svg
-from sitekit.drawing.steps import Frame, Steps
+from sitekit.drawing import svg
+from sitekit.drawing.heatmap import Cell, lattice
 from sitekit.drawn.operations import GPUS
 from sitekit.markdown.render import Row, Word
 
-# Six tokens: scores are small integers, scale 1; values are one number each.
-# The maximum of the last query grows with each tile.
-Q = [[1, 0], [0, 1], [1, 1], [0, 1], [1, 1], [1, 0]]
-K = [[1, 0], [0, 1], [2, 1], [0, 2], [1, 1], [3, 0]]
-SCORES = torch.tensor(Q).double() @ torch.tensor(K).double().mT
-VALUES = torch.tensor([10.0, 20.0, 30.0, 40.0, 50.0, 60.0]).double()
-TILE = 2
-QUERY = 5
+TOKENS, TILE = 6, 2
+# The values of eight keys, around the origin.
+VALUES = [
+    [0.9, 0.2], [0.5, 0.75], [-0.25, 0.95], [-0.6, 0.45],
+    [-0.95, -0.1], [-0.45, -0.85], [0.2, -0.6], [0.75, -0.7],
+]  # fmt: skip
+# What the figure plants: a mistake of the catalogue, and which of its variants.
+MISTAKES = {
+    "acc": ("flash-no-rescaling", 1),
+    "total": ("flash-no-rescaling", 2),
+    "maximum": ("flash-maximum-of-the-tile", 2),
+    "divided": ("flash-not-divided", 1),
+}
+
+
+def variant(name: str) -> Variant:
+    """The lines of a mistake that the figure shows."""
+    mistake, n = MISTAKES[name]
+    return catalogue()[mistake].variants[n]
+
+
+def _loop(planted: Variant = ()) -> list[tuple[str, bool]]:
+    """The lines of the plain form for a tile, without a mask, and the one below
+    the loop; True for a line that a mistake has put there."""
+    right, text = Plain().text("plain.flash"), Plain(planted).text("plain.flash")
+    loop = text[text.index("            scores = ") : text.index("        lses.append")]
+    skipped = ("if mask", "seen =", "scores = scores.masked_fill")
+    return [
+        (line[8:].partition("  #")[0], f"{line}\n" not in right)
+        for line in loop.splitlines()
+        if not line.strip().startswith(skipped)
+    ]
+
+
+def walk() -> dict[str, object]:
+    """What the live figure needs: values, and the code with each mistake."""
+    codes = {"right": _loop(), **{name: _loop(variant(name)) for name in MISTAKES}}
+    ids = {"right": "", **{name: mistake for name, (mistake, _) in MISTAKES.items()}}
+    return {"values": VALUES, "lines": codes, "ids": ids}
 
 
 class Order(NamedTuple):
     """For each query and key `(T, S)`: the number of the tile in which it is
-    computed, 0 = in none; and whether it is seen."""
+    computed, 0 = in none; and whether the query may see it."""
 
     numbers: Tensor
-    seen: Tensor
+    allowed: Tensor
 
     def drawing(self, axes: tuple[str, str], *, title: str) -> svg.Drawing:
         """Tiles with their numbers; what is computed and hidden is marked."""
-        T, S = self.numbers.shape
-        cell, gap, left, top = 30, 6, 52, 48
 
-        def place(i: int) -> float:
-            return i * cell + i // TILE * gap + cell / 2
+        def cell(number: int, allowed: bool) -> Cell:
+            computed = "made" if number else "off"
+            return Cell("on" if allowed else computed, str(number or ""))
 
-        width, height = (n * cell + n // TILE * gap for n in (S, T))
-        marks = [
-            svg.TEXT.format("axis", left + width / 2, 12, "", axes[1]),
-            svg.TEXT.format(
-                "axis", 0, 0, svg.UPWARDS.format(12, top + height / 2), axes[0]
-            ),
-        ]
-        for i in range(max(T, S)):
-            x, y = left + place(i), top + place(i)
-            marks.append(svg.TEXT.format("label", x, top - 14, "", i))
-            marks.append(svg.TEXT.format("label row", left - 8, y, "", i))
-        for i, j in product(range(T), range(S)):
-            x, y = left + place(j), top + place(i)
-            number = int(self.numbers[i, j])
-            kind = "on" if self.seen[i, j] else "made" if number else "off"
-            box = (x - cell / 2 + 1, y - cell / 2 + 1, cell - 2, cell - 2, 4)
-            marks.append(svg.BOX.format(kind, *box, ""))
-            marks.append(svg.TEXT.format(kind, x, y, "", number or ""))
-        drawn = svg.SVG.format(
-            left + width, top + height, title, Markup("").join(marks)
-        )
-        room = svg.room([title], 1, svg.BOLD)
-        return svg.Drawing(title, room, left + width, drawn)
+        pairs = zip(self.numbers.tolist(), self.allowed.tolist(), strict=True)
+        cells = [[*map(cell, *rows)] for rows in pairs]
+        labels: list[object] = [*range(len(cells))]
+        options: dict[str, Any] = {"tile": TILE, "least": 30}
+        return lattice(cells, axes, title=title, rows=labels, **options)
 
 
 def order(window: int | None = None) -> Order:
     """The tiles of the example in the order of the forward pass."""
-    T = len(SCORES)
-    seen = attnref.causal_mask(T)
+    T = TOKENS
+    allowed = attnref.causal_mask(T)
     if window is not None:
-        seen = seen & ~seen.tril(-window)
+        allowed = allowed & ~allowed.tril(-window)
     numbers = torch.zeros(T, T, dtype=torch.int64)
-    tiles = Tiles(T, T, seen, TILE, TILE)
-    done = (t for rows in parts(T, TILE) for t in tiles.of_rows(rows))
-    for number, tile in enumerate(done, 1):
+    tiles = Tiles(T, T, allowed, TILE, TILE)
+    computed = (t for rows in parts(T, TILE) for t in tiles.of_rows(rows))
+    for number, tile in enumerate(computed, 1):
         numbers[tile.rows, tile.columns] = number
-    return Order(numbers, seen)
-
-
-class Step(NamedTuple):
-    """What the last query knows after the keys from `start` to `end`."""
-
-    start: int
-    end: int
-    m: float
-    factor: float  # of the sums so far
-    total: float
-    acc: float
-
-
-def _walk() -> Iterator[Step]:
-    m, total, acc = -math.inf, 0.0, 0.0
-    for start in range(0, QUERY + 1, TILE):
-        end = start + TILE
-        s = SCORES[QUERY, start:end]
-        larger = max(m, s.max().item())
-        factor, p = math.exp(m - larger), (s - larger).exp()
-        total = total * factor + p.sum().item()
-        acc = acc * factor + (p @ VALUES[start:end]).item()
-        m = larger
-        yield Step(start, end, m, factor, total, acc)
-
-
-def one_row() -> Steps:
-    """The last query, tile by tile: scores, exponentials, m, l and o; at the
-    end the weights, which are those of softmax."""
-    frames, walk = [], [*_walk()]
-    for n, step in enumerate([*walk, walk[-1]], 1):
-        whole = n > len(walk)
-        below = (SCORES[QUERY] - step.m).exp()
-        below[step.end :] = 0
-        below /= step.total if whole else 1
-        marks = [
-            steps.text("end soft small", 62, 22, "s"),
-            steps.text(
-                "end soft small", 62, 66, "p / \u2113" if whole else "p"
-            ),
-            steps.text("end soft small", 62, 110, "v"),
-        ]
-        for j, (score, p) in enumerate(
-            zip(SCORES[QUERY].tolist(), below.tolist(), strict=True)
-        ):
-            x = 72 + 48 * j + 8 * (j // TILE)
-            now = whole or step.start <= j < step.end
-            done = j < step.end
-            kind = "now" if now else "past" if done else "slot"
-            marks.append(steps.box(kind, x, 6, 44, 32))
-            if done:
-                marks.append(steps.text("", x + 22, 22, f"{score:g}"))
-                marks.append(steps.text("", x + 22, 66, f"{p:.2f}"))
-            marks.append(steps.text("value", x + 22, 110, f"{VALUES[j]:g}"))
-        state = {"m": f"{step.m:g}", "\u2113": f"{step.total:.3f}"}
-        state |= {"o": f"{step.acc:.2f}"}
-        for i, (name, number) in enumerate(state.items()):
-            marks.append(
-                steps.text("start", 30 + 118 * i, 152, f"{name} = {number}")
-            )
-        out = f"{step.acc / step.total:.2f}"
-        if whole:
-            marks.append(
-                steps.text("value start", 30, 182, f"o / \u2113 = {out}")
-            )
-        facts = state | {"factor": f"{step.factor:.2f}", "out": out}
-        frames.append(Frame(marks, facts))
-    return Steps(388, 196, frames)
+    return Order(numbers, allowed)
 
 
 # The heads of a layer of Llama-3.1-8B, in bfloat16, on an H100.
@@ -181,12 +124,7 @@ def saved() -> Iterator[Row]:
     """What the backward pass needs beside q, k and v."""
     for tokens in (2048, 8192, 32768):
         out = HEADS * tokens * WIDTH * BYTES
-        yield [
-            f"{tokens:,}",
-            size(HEADS * tokens**2 * BYTES),
-            size(out),
-            size(HEADS * tokens * 4),
-        ]
+        yield [f"{tokens:,}", size(HEADS * tokens**2 * BYTES), size(out), size(HEADS * tokens * 4)]
 
 
 def numbers() -> dict[str, object]:

@@ -1,69 +1,55 @@
 """How heads share keys and values, and how those of a group are stacked."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
-from markupsafe import Markup
-from torch import Tensor
 
 from attnref.core.sdpa import _fold
-from attnref.numbers.cost import Cost, attention_cost
+from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import kv_bytes, size
+from attnref.numbers.shapes import Full
 from attnref.released.specs import find_model
-from sitekit.drawing import svg
-from sitekit.drawn.compare import picture, wires_of
-from sitekit.drawn.operations import decode, mega
+from sitekit.drawn.operations import CONTEXT, LLAMA, decode, mega
 from sitekit.markdown.render import Row
 
-WIDTH = 128  # of a head
-HEADS = 8
+# The model of the live figure at first, and others that one may choose.
+MODELS = ("llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "qwen2.5-7b", "starcoder")
+LENGTHS = range(10, 21)  # powers of two, in tokens
 
 
-class Shared(NamedTuple):
-    """Which query head reads which key/value head, and what that costs."""
-
-    wires: Tensor
-    cost: Cost
-
-    def drawing(
-        self, axes: tuple[str, str], *, title: str, words: list[str]
-    ) -> svg.Drawing:
-        """`words`: below it, with {0} for the bytes of a token, {1} for the
-        parameters and {2} for the FLOPs per byte of cache."""
-        marks = picture(self.wires, torch.zeros(self.wires.shape[1]), 320)
-        drawn = svg.SVG.format(320, 132, title, Markup("").join(marks))
-        values = (
-            f"{2 * self.cost.cached:,}",
-            f"{self.cost.parameters:,}",
-            f"{float(self.cost.attention_intensity()):g}",
-        )
-        below = [word.format(*values) for word in words]
-        return svg.Drawing(title, 0, 320, drawn, below=below)
-
-
-def shared(*, n_kv_heads: int) -> Shared:
-    wires, _ = wires_of(HEADS, n_kv_heads)
-    width = HEADS * WIDTH
-    cost = attention_cost(d_model=width, n_heads=HEADS, n_kv_heads=n_kv_heads)
-    return Shared(wires, cost)
+def sharing() -> list[dict[str, Any]]:
+    """Models, and for each number of key/value heads that divides their query
+    heads: the bytes of a token, and the cache of each length as text."""
+    result = []
+    for model in map(find_model, MODELS):
+        (group,) = model.groups
+        assert isinstance(group, Full) and group.q_heads
+        H, caches = group.q_heads, []
+        for K in (K for K in range(H, 0, -1) if H % K == 0):
+            with_heads = replace(model, groups=(replace(group, kv_heads=K),))
+            sizes = [size(kv_bytes(with_heads, 2**n)) for n in LENGTHS]
+            caches.append({"heads": K, "token": kv_bytes(with_heads, 1), "sizes": sizes})
+        sizes_of_model = {"heads": H, "kv_heads": group.kv_heads, "width": group.head_dim}
+        result.append({"name": model.name, **sizes_of_model, "caches": caches})
+    return result
 
 
 def fold(n_heads: int, n_kv_heads: int, queries: int) -> Iterator[Row]:
     """Which rows, (head, query), stand in the product of each key head."""
-    heads, at = torch.arange(n_heads), torch.arange(queries)
-    marks = torch.cartesian_prod(heads, at).view(1, n_heads, queries, 2)
-    for k, row in enumerate(_fold(marks, n_kv_heads)[0].tolist()):
+    pairs = torch.cartesian_prod(torch.arange(n_heads), torch.arange(queries))
+    tags = pairs.view(1, n_heads, queries, 2)
+    for k, row in enumerate(_fold(tags, n_kv_heads)[0].tolist()):
         yield [str(k), ", ".join(f"({head}, {query})" for head, query in row)]
 
 
 def compare() -> Iterator[Row]:
-    """Parameters, FLOPs and bytes of one decode step of MHA, GQA-8 and MQA."""
-    costs = decode()
-    for key, K in (("mha", 32), ("gqa", 8), ("mqa", 1)):
-        cost = costs[key]
+    """Parameters, FLOPs and bytes of one decode step of MHA, GQA and MQA."""
+    for name, K in (("MHA", 32), ("GQA", 8), ("GQA", 4), ("MQA", 1)):
+        cost = attention_cost(**LLAMA, n_kv_heads=K, past=CONTEXT - 1)
         yield [
-            f"{key.upper()}, `K` = {K}",
+            f"{name}, `K` = {K}",
             mega(cost.parameters),
             mega(cost.projections),
             mega(cost.scores + cost.values),

@@ -4,13 +4,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from attnref.numbers.kv_memory import (
-    group_bytes,
-    growth,
-    kv_bytes,
-    size,
-    state_bytes,
-)
+from attnref.numbers.kv_memory import group_bytes, growth, kv_bytes, size, state_bytes
 from attnref.numbers.shapes import Model, Recurrent
 from attnref.released.specs import find_model
 from sitekit.drawn import released
@@ -35,47 +29,42 @@ def _recurrent(model: Model) -> int:
 
 def _without_states(model: Model, tokens: int) -> int:
     """Bytes, if all layers were as those that cache tokens."""
-    few = model.layers - _recurrent(model)
-    cached = sum(
+    n_caching = model.layers - _recurrent(model)
+    cache_bytes = sum(
         group_bytes(group, tokens, BF16)
         for group in model.groups
         if not isinstance(group, Recurrent)
     )
-    return cached * model.layers // few
+    return cache_bytes * model.layers // n_caching
 
 
 def kept() -> Iterator[Row]:
     """Bytes of a sequence, of states and of the rest, by its length."""
     for id in IDS.split():
         model = find_model(id)
-        few, states = _recurrent(model), state_bytes(model)
-        long = kv_bytes(model, 131_072)
+        n_recurrent, states = _recurrent(model), state_bytes(model)
+        total_bytes = kv_bytes(model, 131_072)
         yield [
             model.name,
-            f"{few} + {model.layers - few}",
+            f"{n_recurrent} + {model.layers - n_recurrent}",
             size(states),
             exact(growth(model).later),
             size(kv_bytes(model, 4096)),
-            size(long),
-            f"{_without_states(model, 131_072) / long:.1f}",
+            size(total_bytes),
+            f"{_without_states(model, 131_072) / total_bytes:.1f}",
         ]
 
 
-SPACED = 64, 512, 4096
+DISTANCES = 64, 512, 4096
 
 
 def spaced() -> Iterator[Row]:
     """A snapshot for every so many tokens of Qwen3-Next."""
     model = find_model(QWEN)
     states, later = state_bytes(model), growth(model).later
-    for n in SPACED:
-        each = Fraction(states, n)
-        yield [
-            f"{n:,}",
-            size(each),
-            f"{float(each / later):.3g}",
-            f"{(n - 1) / 2:g}",
-        ]
+    for n in DISTANCES:
+        per_token = Fraction(states, n)
+        yield [f"{n:,}", size(per_token), f"{float(per_token / later):.3g}", f"{(n - 1) / 2:g}"]
 
 
 def numbers() -> dict[str, Any]:

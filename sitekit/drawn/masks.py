@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import attnref
 from attnref.numbers.kv_memory import size
-from sitekit.drawn.rules import whole
+from sitekit.drawn.rules import mask_of
 from sitekit.drawn.transformers import oracles
 from sitekit.markdown.render import Row, Word
 from sitekit.markdown.tables import code
@@ -19,11 +19,11 @@ SCORES = (1.0, 2.0, 3.0, 0.5)
 
 
 def window(length: int, size: int) -> Tensor:
-    return whole(attnref.Window(size), length)
+    return mask_of(attnref.Window(size), length)
 
 
 def documents(ids: Tensor) -> Tensor:
-    return whole(attnref.Causal() & attnref.Documents(ids), len(ids))
+    return mask_of(attnref.Causal() & attnref.Documents(ids), len(ids))
 
 
 def chunks(length: int, size: int) -> Tensor:
@@ -31,15 +31,15 @@ def chunks(length: int, size: int) -> Tensor:
     return attnref.causal_mask(length) & (chunk[:, None] == chunk)
 
 
-def _added(scores: Tensor, filler: float, times: int = 1) -> Tensor:
+def _add_filler(scores: Tensor, filler: float, times: int = 1) -> Tensor:
     for _ in range(times):  # a padding mask and a causal one: each adds it
         scores = scores + torch.ones_like(scores) * filler
     return torch.softmax(scores, -1)
 
 
-def _filled(scores: Tensor, filler: float) -> Tensor:
-    none = torch.zeros_like(scores, dtype=torch.bool)
-    return torch.softmax(scores.masked_fill(~none, filler), -1)
+def _fill(scores: Tensor, filler: float) -> Tensor:
+    no_keys = torch.zeros_like(scores, dtype=torch.bool)
+    return torch.softmax(scores.masked_fill(~no_keys, filler), -1)
 
 
 def outcome(weigh: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Word:
@@ -73,13 +73,13 @@ def _ours(scores: Tensor) -> Tensor:
 def fully_masked() -> Iterator[Row]:
     """-1e9, finfo.min and -inf in each dtype, and attnref's bool."""
     fillers = ("-1e9", "finfo.min", "-inf")
-    for how, weigh, names in (
-        ("add", _added, fillers),
-        ("add2", partial(_added, times=2), ("finfo.min",)),
-        ("fill", _filled, fillers),
+    for word, weigh, names in (
+        ("add", _add_filler, fillers),
+        ("add2", partial(_add_filler, times=2), ("finfo.min",)),
+        ("fill", _fill, fillers),
     ):
         for name in names:
-            cells: Row = [Word(how), code(name)]
+            cells: Row = [Word(word), code(name)]
             for dtype in DTYPES:
                 low = torch.finfo(dtype).min
                 filler = low if name == "finfo.min" else float(name)
@@ -93,9 +93,9 @@ def spacing() -> Iterator[Row]:
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         far = torch.tensor(-1e9, dtype=dtype)
         step = (torch.nextafter(far, torch.zeros_like(far)) - far).item()
-        left = [f"{(far + score - far).item():g}" for score in (3, 40)]
-        shown = f"{step:,.0f}" if step > 1 else f"{step:.2g}"
-        yield [code(dtype), shown, *left]
+        results = [f"{(far + score - far).item():g}" for score in (3, 40)]
+        spacing = f"{step:,.0f}" if step > 1 else f"{step:.2g}"
+        yield [code(dtype), spacing, *results]
 
 
 def empty_rows() -> Iterator[Row]:
@@ -107,8 +107,8 @@ def empty_rows() -> Iterator[Row]:
     heads, real = x[None], torch.tensor([[False, False, True, True]])
     mask = attnref.causal_mask(4) & attnref.padding_mask(real)
     masks = {"bool": mask}
-    for how, low in (("-inf", -torch.inf), ("finfo.min", torch.finfo().min)):
-        masks[how] = torch.zeros(4, 4).masked_fill(~mask, low)
+    for filler, low in (("-inf", -torch.inf), ("finfo.min", torch.finfo().min)):
+        masks[filler] = torch.zeros(4, 4).masked_fill(~mask, low)
     fused = partial(F.scaled_dot_product_attention, heads, heads, heads)
     theirs = nn.MultiheadAttention(4, 1, bias=False, batch_first=True)
     with torch.no_grad():
@@ -117,22 +117,22 @@ def empty_rows() -> Iterator[Row]:
     layer = partial(theirs, x, x, x, attn_mask=~mask[0, 0])
     light = layer(need_weights=False)
     by_hand = (heads @ heads.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1)
-    recorded = oracles()["empty"]
+    outs_of_transformers = oracles()["empty"]
     outs = {
         "`masked_fill(-inf).softmax(-1)`": by_hand,
         **{
-            f"`F.scaled_dot_product_attention`, `{how}`": fused(given)
-            for how, given in masks.items()
+            f"`F.scaled_dot_product_attention`, `{filler}`": fused(mask_or_bias)
+            for filler, mask_or_bias in masks.items()
         },
         "`nn.MultiheadAttention`": layer()[0],
         "`nn.MultiheadAttention`, `need_weights=False`": light[0],
-        "transformers, `eager`": recorded["eager"],
-        "transformers, `sdpa`": recorded["sdpa"],
+        "transformers, `eager`": outs_of_transformers["eager"],
+        "transformers, `sdpa`": outs_of_transformers["sdpa"],
         "`attnref.sdpa`": attnref.sdpa(heads, heads, heads, mask),
     }
-    for who, out in outs.items():
-        refused = isinstance(out, str)
-        yield [who, Word(out) if refused else named(out.flatten()[:4])]
+    for library, out in outs.items():
+        is_word = isinstance(out, str)
+        yield [library, Word(out) if is_word else named(out.flatten()[:4])]
 
 
 def numbers() -> dict[str, object]:

@@ -62,17 +62,14 @@ def about(x: float) -> str:
     return f"{float(f'{x:.2g}'):,g}"
 
 
-def _compared(
-    columns: Iterable[tuple[str, str]], names: tuple[str, ...] = ()
-) -> Iterator[Row]:
-    """Of these contenders, or all, at each size of a case: the median, and how
-    many times that of the first."""
+def _compare(columns: Iterable[tuple[str, str]], names: tuple[str, ...] = ()) -> Iterator[Row]:
+    """A row per contender, all of them if none are named: at each size of a
+    case its median, and its ratio to the median of the first."""
     cases = [
-        (sizes(case)[size]["ways"], recorded()["cases"][case]["unit"])
-        for case, size in columns
+        (sizes(case)[size]["ways"], recorded()["cases"][case]["unit"]) for case, size in columns
     ]
-    every = dict.fromkeys(name for ways, _ in cases for name in ways)
-    for name in names or every:
+    names_of_ways = dict.fromkeys(name for ways, _ in cases for name in ways)
+    for name in names or names_of_ways:
         row: Row = [Word(slug(name))]
         for ways, unit in cases:
             if name not in ways:
@@ -83,10 +80,8 @@ def _compared(
         yield row
 
 
-def times(
-    case: str, at: tuple[str, ...], names: tuple[str, ...] = ()
-) -> Iterator[Row]:
-    return _compared([(case, size) for size in at], names)
+def times(case: str, at: tuple[str, ...], names: tuple[str, ...] = ()) -> Iterator[Row]:
+    return _compare([(case, size) for size in at], names)
 
 
 PROMPTS = (
@@ -100,24 +95,14 @@ PROMPTS = (
 def prompts() -> Iterator[Row]:
     """A causal prompt: its times, and in the last column its memory."""
     case, size = PROMPTS[-1]
-    return _compared(PROMPTS, tuple(sizes(case)[size]["ways"]))
+    return _compare(PROMPTS, tuple(sizes(case)[size]["ways"]))
 
 
 # Case, what is slow or large and where, and what it is compared with.
 FINDINGS = {
-    "repeated": (
-        "decode",
-        "float32, GQA-8, 32768",
-        "torch, repeat_interleave",
-        "fused",
-    ),
+    "repeated": ("decode", "float32, GQA-8, 32768", "torch, repeat_interleave", "fused"),
     "growing": ("generate", "8192", "torch.cat", "KVCache"),
-    "expanded": (
-        "mla",
-        "float32, 8192",
-        "transformers sdpa, StaticCache",
-        "fused",
-    ),
+    "expanded": ("mla", "float32, 8192", "transformers sdpa, StaticCache", "fused"),
     "converted": ("layer", "bfloat16, Llama-3-8B, 32768", "sdpa", "fused"),
     "scores": ("memory", "float32, GQA, 4096", "sdpa", "flash"),
     "heads": ("decode", "float32, MHA, 32768", "fused", "float32, MQA, 32768"),
@@ -125,24 +110,22 @@ FINDINGS = {
 
 
 def findings() -> Iterator[Row]:
-    """How many times the one is of the other, a way or the same one there; and
-    what follows."""
-    for key, (case, at, way, other) in FINDINGS.items():
-        ways = sizes(case)[at]["ways"]
-        if other in ways:  # paired in each turn
-            times = ways[way]["ratio"][1] / ways[other]["ratio"][1]
+    """The ratio of what is slow or large to its base (another way at the same
+    size, or the same way at another size), and what to do about it."""
+    for key, (case, size, way, base) in FINDINGS.items():
+        ways = sizes(case)[size]["ways"]
+        if base in ways:  # paired in each turn
+            times = ways[way]["ratio"][1] / ways[base]["ratio"][1]
         else:
-            than = sizes(case)[other]["ways"][way]
-            times = ways[way]["value"][1] / than["value"][1]
-        tokens = int(at.rpartition(", ")[2])
-        what: list[str | Word] = [Word(key), Word(f"{key}_of")]
-        yield [f"{about(times)}×", f"{tokens:,}", what, Word(f"{key}_do")]
+            at_base = sizes(case)[base]["ways"][way]
+            times = ways[way]["value"][1] / at_base["value"][1]
+        tokens = int(size.rpartition(", ")[2])
+        words: list[str | Word] = [Word(key), Word(f"{key}_of")]
+        yield [f"{about(times)}×", f"{tokens:,}", words, Word(f"{key}_do")]
 
 
-def on_a_gpu(
-    case: str, at: tuple[str, ...], names: tuple[str, ...]
-) -> Iterator[Row]:
-    """At each size, the median, and how near it is to what the GPU can do."""
+def on_a_gpu(case: str, at: tuple[str, ...], names: tuple[str, ...]) -> Iterator[Row]:
+    """The median at each size, and its share of what the GPU can do."""
     data: dict[str, Any] = json.loads(GPU.read_text("utf-8"))["cases"][case]
     for name in names:
         row: Row = [Word(slug(name))]
@@ -158,20 +141,20 @@ def on_a_gpu(
 
 def threads(*shapes: str) -> Iterator[Row]:
     """Milliseconds of the busiest thread, by the number of threads."""
-    at: dict[str, Any] = json.loads(THREADS.read_text("utf-8"))["at"]
+    record: dict[str, Any] = json.loads(THREADS.read_text("utf-8"))
     for shape in shapes:
-        counts = at[f"float32, {shape}"]
+        counts = record["at"][f"float32, {shape}"]
         ways = [*next(iter(counts.values()))]
         names: list[str | Word] = [Word(slug(way)) for way in ways]
         row: Row = [Word(slug(shape)), names]
-        for each in counts.values():
-            row.append([digits(each[way][1]) for way in ways])
+        for times in counts.values():
+            row.append([digits(times[way][1]) for way in ways])
         yield row
 
 
 def spreads() -> list[float]:
-    """Of all ratios of times that were taken in turns: the width of the middle
-    half, relative to the median."""
+    """How much each ratio of times varies: the width of its middle half,
+    relative to its median."""
     ways = [
         way
         for case in recorded()["cases"].values()
@@ -187,14 +170,14 @@ def machine() -> Iterator[Row]:
     record, cases = recorded(), recorded()["cases"].values()
     for name in ("processor", "cores"):
         yield [Word(name), str(record[name])]
-    named = ("python", "torch", "transformers", "x-transformers")
-    yield [Word("versions"), [f"{n} {record[n]}" for n in named]]
+    packages = ("python", "torch", "transformers", "x-transformers")
+    yield [Word("versions"), [f"{n} {record[n]}" for n in packages]]
     for dtype in ("float32", "bfloat16"):
         probes = sizes("decode")[f"{dtype}, MHA, 32768"]["probes"]
         rates = [digits(probes[unit][1]) for unit in ("GB/s", "GFLOP/s")]
         yield [Word(dtype), [f"{rates[0]} GB/s", f"{rates[1]} GFLOP/s"]]
-    each = spreads()
-    shares = (each[int(share * len(each))] for share in (0.5, 0.9))
+    widths = spreads()
+    shares = (widths[int(share * len(widths))] for share in (0.5, 0.9))
     yield [Word("spread"), [f"{100 * x:.2g}%" for x in shares]]
     dates = sorted(case["date"] for case in cases)
     ends = dict.fromkeys((dates[0], dates[-1]))
@@ -208,31 +191,24 @@ def variants(dtype: str, tokens: int) -> Iterator[Row]:
     base = points["MHA"]["ways"]["fused"]["value"][1]
     for name, K in HEADS.items():
         rates = {n: three[1] for n, three in points[name]["probes"].items()}
-        moved, flops = 2 * K * tokens * 128 * width, 4 * 32 * tokens * 128
-        took = points[name]["ways"]["fused"]["value"][1]
-        milliseconds = (
-            moved / rates["GB/s"] / 1e6,
-            flops / rates["GFLOP/s"] / 1e6,
-            took,
-        )
+        bytes_read, flops = 2 * K * tokens * 128 * width, 4 * 32 * tokens * 128
+        time = points[name]["ways"]["fused"]["value"][1]
+        milliseconds = (bytes_read / rates["GB/s"] / 1e6, flops / rates["GFLOP/s"] / 1e6, time)
         row: Row = [Word(slug(name)), f"1/{32 // K}" if K < 32 else "1"]
-        yield [*row, *map(digits, milliseconds), f"{took / base:.2f}"]
+        yield [*row, *map(digits, milliseconds), f"{time / base:.2f}"]
 
 
 def errors() -> Iterator[Row]:
     """The largest, in units of the largest element of the output."""
-    every = [
-        sizes("layer")[f"{dtype}, Llama-3-8B, 8192"]["ways"]
-        for dtype in ("float32", "bfloat16")
+    by_dtype = [
+        sizes("layer")[f"{dtype}, Llama-3-8B, 8192"]["ways"] for dtype in ("float32", "bfloat16")
     ]
-    for name in every[0]:
-        cells = (f"{ways[name]['error']:.1e}" for ways in every)
+    for name in by_dtype[0]:
+        cells = (f"{ways[name]['error']:.1e}" for ways in by_dtype)
         yield [Word(slug(name)), *cells]
 
 
-def curves(
-    case: str, size: str, ways: tuple[str, ...]
-) -> dict[str, dict[int, float]]:
+def curves(case: str, size: str, ways: tuple[str, ...]) -> dict[str, dict[int, float]]:
     """The medians at each number of tokens, and the limit if there is one."""
     lines: dict[str, dict[int, float]] = {}
     for key, point in sizes(case).items():
@@ -250,41 +226,27 @@ def curves(
     return lines
 
 
-def _growth(
-    narrow: bool, *, lines: dict[str, dict[int, float]], short: str
-) -> Figure:
+def _growth(narrow: bool, *, lines: dict[str, dict[int, float]], unit: str) -> Figure:
     """Time or memory against tokens, both axes logarithmic."""
-    every = [y for line in lines.values() for y in line.values()]
-    low, high = floor(log10(min(every))), ceil(log10(max(every)))
+    values = [y for line in lines.values() for y in line.values()]
+    low, high = floor(log10(min(values))), ceil(log10(max(values)))
     marks = {10.0**i: f"{10.0**i:,.12g}" for i in range(low, high + 1)}
     tokens = sorted({x for line in lines.values() for x in line})
-    legend = 20 * len(lines)
-    left = room(marks.values(), 11) + 8
-    width, height = (358, 300 + legend) if narrow else (700, 310)
-    wide = width - left - (26 if narrow else 270)
-    below = 48 + legend + 10 if narrow else 46
-    box = (left, below, wide, height - below - 30)
-    figure, axes, pixels = plots.axes_in(
-        (width, height),
-        box,
+    looks = dict(zip((n for n in lines if n != LIMIT), LOOKS, strict=False))
+    order = sorted(lines, key=lambda name: -max(lines[name].values()))
+    curves = {
+        f"{{{name}}}": plots.Curve([*lines[name]], [*lines[name].values()], looks.get(name, LAST))
+        for name in order
+    }
+    return plots.curves(
+        narrow,
+        curves,
         x=(2, {t: f"{t:,}" for t in tokens}, (tokens[0], tokens[-1])),
         y=(10, marks, (10.0**low, 10.0**high)),
+        names=("{tokens}", f"{{{unit}}}"),
+        left=room(marks.values(), 11) + 8,
+        legend=270,
     )
-    axes.set_xlabel("{tokens}")
-    axes.text(0, box[3] + 9, f"{{{short}}}", transform=pixels)
-    inside: Any = {"transform": pixels, "clip_on": False}
-    order = sorted(lines, key=lambda name: -max(lines[name].values()))
-    looks = dict(zip((n for n in lines if n != LIMIT), LOOKS, strict=False))
-    x, y = (-left + 4, -66) if narrow else (wide + 22, box[3] - 14)
-    for i, name in enumerate(order):
-        look = {"linewidth": 1.8, "markersize": 5} | looks.get(name, LAST)
-        axes.plot(
-            [*lines[name]], [*lines[name].values()], **look, clip_on=False
-        )
-        at = y - 20 * i
-        axes.plot([x, x + 26], [at, at], **look, **inside)
-        axes.text(x + 34, at, f"{{{name}}}", va="center", transform=pixels)
-    return figure
 
 
 def growth(case: str, size: str, ways: tuple[str, ...]) -> Plot:
@@ -295,17 +257,17 @@ def growth(case: str, size: str, ways: tuple[str, ...]) -> Plot:
         for n, line in lines.items()
     ]
     unit = recorded()["cases"][case]["unit"]
-    draw = partial(_growth, lines=lines, short=unit)
+    draw = partial(_growth, lines=lines, unit=unit)
     draw.__name__ = slug(f"growth {case} {size}")  # type: ignore[attr-defined]
     return plots.plotted(draw, rows)
 
 
 def numbers() -> dict[str, object]:
     """What the text says of repeated heads on a GPU, with 32,768 tokens."""
-    at = json.loads(GPU.read_text("utf-8"))["cases"]["decode"]["at"]
+    sizes_of_decode = json.loads(GPU.read_text("utf-8"))["cases"]["decode"]["at"]
     times = []
     for batch in (1, 16, 64):
-        ways = at[f"bfloat16, GQA-8, {batch}, 32768"]["ways"]
+        ways = sizes_of_decode[f"bfloat16, GQA-8, {batch}, 32768"]["ways"]
         way, fused = ways["torch, repeat_interleave"], ways["fused"]
         times.append(way["value"][1] / fused["value"][1])
     return {"repeated_least": min(times), "repeated_most": max(times)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from math import log2
 from typing import Any, NamedTuple
 
@@ -9,27 +10,24 @@ from matplotlib.figure import Figure
 
 from attnref.commands.kv import with_kernels
 from attnref.numbers import kv_memory
+from attnref.numbers.engines import allocated
 from attnref.numbers.kv_memory import (
     DTYPES,
     Storage,
     entry_bytes,
+    group_bytes,
     growth,
     kv_bytes,
     reserved,
     size,
 )
-from attnref.numbers.shapes import (
-    Full,
-    Group,
-    Mla,
-    Model,
-    Recurrent,
-)
+from attnref.numbers.shapes import Full, Group, Mla, Model, Recurrent
 from attnref.released import specs
 from attnref.released.specs import find_model
 from sitekit.drawing import plots
 from sitekit.drawing.plots import Plot
 from sitekit.drawing.svg import room
+from sitekit.drawing.terms import Terms, terms
 from sitekit.drawn.mla import V3
 from sitekit.drawn.released import kinds_of
 from sitekit.markdown.render import Cell, Row, Word
@@ -44,14 +42,18 @@ SHAPE |= dict.fromkeys(("head_dim", "v_head_dim"), 128)
 SHAPE |= {name: V3[name] for name in ("kv_lora_rank", "qk_rope_head_dim")}
 
 
+LONG = {"layers": "layers", "H": "heads", "K": "kv_heads", "D": "head_dim"}
+LONG |= {"R": "kv_lora_rank", "Dr": "qk_rope_head_dim"}
+
+
 def forms_of(shape: dict[str, int]) -> dict[str, Group]:
     """The layers of a shape, with the cache of each variant."""
 
-    def of(*names: str) -> dict[str, Any]:
+    def pick(*names: str) -> dict[str, Any]:
         return {name: shape[name] for name in names}
 
-    widths = of("layers", "head_dim", "v_head_dim")
-    latent = of("layers", "kv_lora_rank", "qk_rope_head_dim")
+    widths = pick("layers", "head_dim", "v_head_dim")
+    latent = pick("layers", "kv_lora_rank", "qk_rope_head_dim")
     H, K = shape["heads"], shape["kv_heads"]
     return {
         "mha": Full(**widths, q_heads=H, kv_heads=H),
@@ -61,21 +63,32 @@ def forms_of(shape: dict[str, int]) -> dict[str, Group]:
     }
 
 
+def stored() -> dict[str, Terms]:
+    """Bytes of `tokens` tokens in each variant, for a script: heads of D."""
+
+    def one(name: str, tokens: int, **sizes: int) -> int:
+        shape = {long: sizes[short] for short, long in LONG.items()}
+        return group_bytes(forms_of(shape | {"v_head_dim": sizes["D"]})[name], tokens, BF16)
+
+    least = dict.fromkeys(("tokens", *LONG), 1)
+    return {name: terms(partial(one, name), **least) for name in forms_of(SHAPE)}
+
+
 def variants() -> Iterator[Row]:
     """Each variant of LLaMA-7B's shape: 32 layers of 32 heads of 128."""
     formulas = {"mha": r"$2\,h\,d_k$", "gqa": r"$2\,h_{kv}\,d_k$"}
     formulas |= {"mla": r"$d_c + d_r$", "mqa": r"$2\,d_k$"}
-    layers, most = SHAPE["layers"], Fraction(0)
+    layers, largest = SHAPE["layers"], Fraction(0)
     for name, group in forms_of(SHAPE).items():
         per_token = kv_memory.token_bytes(group, BF16).later
-        most = most or per_token  # MHA comes first
+        largest = largest or per_token  # MHA comes first
         yield [
             Word(name),
             formulas[name],
             f"{int(per_token) // 2:,}",
             exact(layers * per_token),
             size(layers * per_token * 4096),
-            f"{float(most / per_token):.3g}",
+            f"{float(largest / per_token):.3g}",
         ]
 
 
@@ -95,17 +108,15 @@ def fits() -> Iterator[Row]:
         yield row
 
 
-RANKED = "llama-2-7b llama-3.1-8b qwen3-235b falcon-7b deepseek-v3"
+SPLIT_MODELS = "llama-2-7b llama-3.1-8b qwen3-235b falcon-7b deepseek-v3"
 
 
 def turn() -> Iterator[Row]:
     """What is asked of the reader, as one writes it down, and the results."""
-    llama, large, v3 = map(
-        find_model, ("llama-3.1-8b", "llama-3.1-70b", "deepseek-v3")
-    )
-    long = 32_768
+    llama, large, v3 = map(find_model, ("llama-3.1-8b", "llama-3.1-70b", "deepseek-v3"))
+    T = 32_768
     yield ["1", "2 × 32 × 8 × 128 × 2", f"{kv_bytes(llama, 1):,}"]
-    yield ["2", f"32,768 × {kv_bytes(llama, 1):,}", size(kv_bytes(llama, long))]
+    yield ["2", f"32,768 × {kv_bytes(llama, 1):,}", size(kv_bytes(llama, T))]
     yield ["3", "61 × (512 + 64) × 2", f"{kv_bytes(v3, 1):,}"]
     total = kv_bytes(large, 1, ranks=16)
     yield ["4", "2 × 80 × 1 × 128 × 2", f"{total:,}"]
@@ -113,7 +124,7 @@ def turn() -> Iterator[Row]:
 
 def ranks() -> Iterator[Row]:
     """Bytes per token on each device, with heads split over 1 to 16."""
-    for model in map(find_model, RANKED.split()):
+    for model in map(find_model, SPLIT_MODELS.split()):
         (group,) = model.groups
         split = (growth(model, ranks=n).later for n in (1, 2, 4, 8, 16))
         yield [model.name, str(group.stores[0].heads), *map(exact, split)]
@@ -128,26 +139,26 @@ def formats() -> Iterator[Row]:
     formats[Word("row")] = Storage(8, scale_bits=16, block=128)
     formats[Word("block")] = Storage(4, scale_bits=16, block=32)
     for name, storage in formats.items():
-        taken = kv_memory.entry_bytes(store, storage)
-        share = taken / kv_memory.entry_bytes(store, BF16)
+        entry = kv_memory.entry_bytes(store, storage)
+        share = entry / kv_memory.entry_bytes(store, BF16)
         bits = f"{storage.bits_for(128) / 128:g}"
-        yield [name, bits, f"{taken:,}", f"{share:.1%}"]
+        yield [name, bits, f"{entry:,}", f"{share:.1%}"]
 
 
 def shipped() -> Iterator[Row]:
     """Bytes per entry as the kernels of DeepSeek's models store it."""
     for model in specs.models().values():
-        if (stored := model.shipped) is None:
+        if (format := model.shipped) is None:
             continue
-        shared = "shared" in kinds_of(model)
+        is_shared = "shared" in kinds_of(model)
         yield [
             model.name,
-            str(stored.kv),
-            str(stored.window or stored.kv) if shared else "–",
-            str(stored.index),
+            str(format.kv),
+            str(format.window or format.kv) if is_shared else "–",
+            str(format.index),
             exact(growth(model).later),
             exact(growth(model, dtype="shipped").later),
-            links(*stored.sources),
+            links(*format.sources),
         ]
 
 
@@ -160,19 +171,18 @@ def claims() -> Iterator[Row]:
     (v3,) = find_model("deepseek-v3").groups
     assert isinstance(v3, Mla) and v3.qk_nope_head_dim and v3.v_head_dim
     H, one = v3.q_heads, v3.qk_nope_head_dim + v3.v_head_dim
-    own = H * (one + v3.qk_rope_head_dim)
+    without_latent = H * (one + v3.qk_rope_head_dim)
     latent = v3.kv_lora_rank + v3.qk_rope_head_dim
-    old, six = later("deepseek-67b"), later("deepseek-v2", Storage(6))
+    dense, six = later("deepseek-67b"), later("deepseek-v2", Storage(6))
     v32, flash, pro = (
-        later(f"deepseek-{name}", "shipped")
-        for name in ("v3.2", "v4-flash", "v4-pro")
+        later(f"deepseek-{name}", "shipped") for name in ("v3.2", "v4-flash", "v4-pro")
     )
     yield [Word("groups"), f"{latent} / {one}", f"{latent / one:g}"]
-    for name, n in (("mha", H * one), ("own", own)):
+    for name, n in (("mha", H * one), ("own", without_latent)):
         yield [Word(name), f"{n:,} / {latent}", f"{n / latent:.1f}"]
     for name, now in (("architecture", later("deepseek-v2")), ("six", six)):
-        saved = f"{float(1 - now / old):.1%}"
-        yield [Word(name), f"1 − {exact(now)} / {exact(old)}", saved]
+        saving = f"{float(1 - now / dense):.1%}"
+        yield [Word(name), f"1 − {exact(now)} / {exact(dense)}", saving]
     for name, now in (("flash", flash), ("pro", pro)):
         share = f"{float(now / v32):.1%}"
         yield [Word(name), f"{exact(now)} / {exact(v32)}", share]
@@ -192,7 +202,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 
 
-def short(tokens: int) -> str:
+def format_tokens(tokens: int) -> str:
     """A number of tokens as one says it: 4K, 1M."""
     for unit, letter in ((2**20, "M"), (2**10, "K")):
         if tokens % unit == 0:
@@ -200,8 +210,8 @@ def short(tokens: int) -> str:
     return f"{tokens:,}"
 
 
-def look(model: Model) -> str:
-    """Which kind of line a model gets."""
+def kind(model: Model) -> str:
+    """Which of LOOKS the line of a model has."""
     kinds = {*kinds_of(model)}
     if "state" in kinds:
         return "state"
@@ -215,75 +225,58 @@ def _contexts(narrow: bool) -> Figure:
     low, high = 22, 40
     marks = {2.0**i: size(2**i) for i in range(low, high + 1, 3)}
     models = [*map(find_model, DOZEN)]
-    width, height = (358, 500) if narrow else (700, 446)
-    left = room(marks.values(), 11) + 8
-    wide = width - left - room([model.name for model in models], 11) - 18
-    box = (left, 124, wide, 352) if narrow else (left, 45, wide, 379)
     tokens = [2**i for i in range(10, 21)]
-    figure, axes, pixels = plots.axes_in(
-        (width, height),
-        box,
-        x=(2, {t: short(t) for t in tokens[::2]}, (tokens[0], tokens[-1])),
+    left = room(marks.values(), 11) + 8
+    names = room([model.name for model in models], 11) + 18
+    legend = plots.ROW * len(LOOKS)  # below the axes of a phone
+    chart = plots.make_chart(
+        (plots.PHONE, 500) if narrow else (plots.WIDE, 446),
+        plots.Edges(left, names, below=44 + narrow * (legend + 8), above=24),
+        x=(2, {t: format_tokens(t) for t in tokens[::2]}, (tokens[0], tokens[-1])),
         y=(2, marks, (2.0**low, 2.0**high)),
     )
-    axes.set_xlabel("{tokens}")
-    axes.text(0, box[3] + 8, "{bytes}", transform=pixels)
-    ends = []
+    chart.name_axes("{tokens}", "{bytes}")
+    axes, ends = chart.axes, []
     for model in models:
-        taken = [kv_bytes(model, t) for t in tokens]
-        axes.plot(tokens, taken, linewidth=1.8, **LOOKS[look(model)])
-        if (far := model.max_context) <= tokens[-1]:
-            dot = {"color": LOOKS[look(model)]["color"], "clip_on": False}
-            axes.plot([far], [kv_bytes(model, far)], "o", markersize=5, **dot)
-        ends.append((log2(taken[-1]) - low) / (high - low) * box[3])
-    for model, at, to in zip(models, ends, plots.apart(ends, 16), strict=True):
-        colour = LOOKS[look(model)]["color"]
+        sizes, look = [kv_bytes(model, t) for t in tokens], LOOKS[kind(model)]
+        axes.plot(tokens, sizes, linewidth=1.8, **look)
+        if (longest := model.max_context) <= tokens[-1]:
+            dot = {"color": look["color"], "clip_on": False}
+            end = kv_bytes(model, longest)
+            axes.plot([longest], [end], "o", markersize=5, **dot)
+        ends.append((log2(sizes[-1]) - low) / (high - low) * chart.height)
+    names_y = plots.apart(ends, least=16)
+    for model, y, name_y in zip(models, ends, names_y, strict=True):
+        colour = LOOKS[kind(model)]["color"]
         line = {"arrowstyle": "-", "color": colour, "linewidth": 0.8}
-        # To where the name begins.
+        # It ends where the name begins.
         line |= {"relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0}
-        name: Any = {"text": model.name, "va": "center", "color": colour}
-        name |= {"xy": (wide, at), "xytext": (wide + 16, to)}
-        name |= {"xycoords": pixels, "textcoords": pixels}
-        axes.annotate(**name, arrowprops=line)
-    # Below the axes of a phone, they begin where the drawing does.
-    x, y = (2 - left, -58) if narrow else (10, box[3] - 13)
-    inside: Any = {"transform": pixels, "clip_on": False}
-    for i, (key, style) in enumerate(LOOKS.items()):
-        at = y - 19 * i
-        axes.plot([x, x + 23], [at, at], linewidth=1.8, **style, **inside)
-        axes.text(x + 28, at, f"{{{key}}}", va="center", transform=pixels)
-    return figure
+        axes.annotate(
+            model.name,
+            xy=(chart.width, y),
+            xytext=(chart.width + 16, name_y),
+            xycoords=chart.inside,
+            textcoords=chart.inside,
+            va="center",
+            color=colour,
+            arrowprops=line,
+        )
+    # Below the axes of a phone, the legend begins where the drawing does.
+    x, y = (2 - left, -58) if narrow else (10, chart.height - 13)
+    for n, (name, look) in enumerate(LOOKS.items()):
+        row = y - plots.ROW * n
+        chart.key(x, row, f"{{{name}}}", linewidth=1.8, **look)
+    return chart.figure
 
 
 def contexts() -> Plot:
     rows: list[Row] = [
-        [model.name, *(size(kv_bytes(model, t)) for t in PLOT)]
-        for model in map(find_model, DOZEN)
+        [model.name, *(size(kv_bytes(model, t)) for t in PLOT)] for model in map(find_model, DOZEN)
     ]
     return plots.plotted(_contexts, rows)
 
 
-ALIGNED = 16  # tokens: a block of attention is a multiple of these
 VLLM = "https://github.com/vllm-project/vllm"
-
-
-def _page(model: Model) -> tuple[int, int]:
-    """Bytes of one layer's state, and of one token in one layer of attention,
-    in a model of both."""
-    taken = {
-        isinstance(group, Recurrent): sum(
-            entry_bytes(store, DTYPES["bf16"]) for store in group.stores
-        )
-        for group in model.groups
-    }
-    return taken[True], taken[False]
-
-
-def attention_block(model: Model, share: int = 1) -> int:
-    """Tokens whose keys fill at least the page of a state; `share` is by how
-    much the cache is narrower than bfloat16."""
-    state, token = _page(model)
-    return -(-state // (ALIGNED * token // share)) * ALIGNED
 
 
 class Hybrid(NamedTuple):
@@ -293,16 +286,17 @@ class Hybrid(NamedTuple):
     concurrency: float
 
 
-def hybrid(model: Model, blocks: int, length: int) -> Hybrid:
+def hybrid(model: Model, blocks: int, length: int, states: int = 1, **options: Any) -> Hybrid:
     """Layers of one kind are in groups of equal size, and each group of a
-    request has blocks of its own: of its tokens, or one for its states."""
+    request has blocks of its own: of its tokens, or one for its states, or
+    two where prefixes are cached."""
     least = min(group.layers for group in model.groups)
     groups = sum(-(-group.layers // least) for group in model.groups)
-    block, each = attention_block(model), 0
+    block, request = allocated(model, "vllm", **options).block, 0
     for group in model.groups:
-        needed = 1 if isinstance(group, Recurrent) else -(-length // block)
-        each += -(-group.layers // least) * needed
-    return Hybrid(blocks // groups * block, blocks / each)
+        count = states if isinstance(group, Recurrent) else -(-length // block)
+        request += -(-group.layers // least) * count
+    return Hybrid(blocks // groups * block, blocks / request)
 
 
 class Case(NamedTuple):
@@ -317,16 +311,12 @@ class Case(NamedTuple):
 def log_cases() -> list[Case]:
     """Published lines, and ours."""
     oss, qwen, flash, glm, small = map(
-        find_model,
-        (
-            "gpt-oss-120b",
-            "qwen3-235b",
-            "deepseek-v4-flash",
-            "glm-5.2",
-            "qwen3.5-27b",
-        ),
+        find_model, ("gpt-oss-120b", "qwen3-235b", "deepseek-v4-flash", "glm-5.2", "qwen3.5-27b")
     )
-    both = hybrid(small, 1487, 32_768)
+    gemma, mimo, nine, large = map(
+        find_model, ("gemma-3-27b", "mimo-v2-flash", "qwen3.5-9b", "qwen3.8-27b")
+    )
+    small_blocks = hybrid(small, 1487, 32_768)
     sparse = with_kernels(glm)
     assert sparse.shipped is not None
     draft = sparse.shipped.kv + sparse.shipped.index  # one more layer
@@ -351,7 +341,7 @@ def log_cases() -> list[Case]:
             small.name,
             "vLLM 0.19.0",
             "290,864 33.04 32,768",
-            f"{both.tokens:,}; {both.concurrency:.2f}",
+            f"{small_blocks.tokens:,}; {small_blocks.concurrency:.2f}",
             "groups",
             f"{VLLM}/issues/40691",
         ),
@@ -371,41 +361,100 @@ def log_cases() -> list[Case]:
             "draft",
             "https://github.com/local-inference-lab/vllm/pull/82",
         ),
+        Case(
+            large.name,
+            "vLLM, FP8, TP 2",
+            "302,921 4.99",
+            f"{_prefixed(large):,}",
+            "pairs",
+            "https://github.com/mitchross/talos-argocd-proxmox/pull/1995",
+        ),
+        Case(
+            mimo.name,
+            "SGLang, TP 4",
+            "300,288 8.38 5.59",
+            size(_of_windows(mimo, "sglang", 375_360, ranks=4)),
+            "pool",
+            "https://github.com/sgl-project/sglang/pull/18039",
+        ),
+        Case(
+            gemma.name,
+            "llama.cpp",
+            "624",
+            size(_of_windows(gemma, "llama.cpp", 32_768)),
+            "cells",
+            "https://github.com/ggml-org/llama.cpp/pull/18720",
+        ),
+        Case(
+            nine.name,
+            "llama.cpp",
+            "178 306 4,146",
+            ", ".join(
+                size(kv_bytes(as_cells.model, n, block=as_cells.block))
+                for as_cells in [allocated(nine, "llama.cpp")]
+                for n in (4096, 8192, 131_072)
+            ),
+            "floats",
+            "https://github.com/jaylfc/taOS/issues/144",
+        ),
     ]
+
+
+def _of_windows(model: Model, engine: str, tokens: int, ranks: int = 1) -> int:
+    """Bytes of the layers with a window, as an engine allocates them."""
+    served, block = allocated(model, engine, ranks=ranks)
+    pairs = zip(model.groups, served.groups, strict=True)
+    return sum(
+        group_bytes(new, tokens, DTYPES["bf16"], ranks=ranks, block=block)
+        for old, new in pairs
+        if isinstance(old, Full) and old.window
+    )
+
+
+def _prefixed(model: Model) -> int:
+    """The tokens that vLLM prints for 4.99 GiB on each of two devices."""
+    options: dict[str, Any] = {"dtype": "fp8", "ranks": 2}
+    served = allocated(model, "vllm", **options).model
+    states = [group for group in served.groups if isinstance(group, Recurrent)]
+    page = entry_bytes(states[0].stores[0], DTYPES["fp8"], ranks=2)
+    blocks = int(4.99 * GIB) // (page * min(group.layers for group in served.groups))
+    length = 131_072
+    return int(hybrid(model, blocks, length, states=2, **options).concurrency * length)
 
 
 def log() -> Iterator[Row]:
     for case in log_cases():
-        where = case.url.rsplit("/", 1)[1]
+        number = case.url.rsplit("/", 1)[1]
         yield [
             case.model,
             case.engine,
             Word(f"printed_{case.why}", tuple(case.printed.split())),
             case.ours,
             Word(case.why),
-            f"[#{where}]({case.url})",
+            f"[#{number}]({case.url})",
         ]
 
 
 def _of_log() -> dict[str, object]:
     """What the text says of blocks of attention."""
     large, small = map(find_model, ("qwen3.5-27b", "qwen3.5-9b"))
-    state, token = _page(large)
-    block = attention_block(large)
+    block = allocated(large, "vllm").block
+    state, token = (
+        sum(entry_bytes(store, DTYPES["bf16"]) for store in group.stores)
+        for group in sorted(large.groups, key=lambda g: isinstance(g, Full))
+    )
     return {
         "block": block,
         "page": size(state),
         "each": token,
-        "small": attention_block(small),
-        "small_fp8": attention_block(small, 2),
+        "small": allocated(small, "vllm").block,
+        "small_fp8": allocated(small, "vllm", dtype="fp8").block,
     }
 
 
 def numbers() -> dict[str, object]:
     """What the text says."""
-    llama, flash, states = map(
-        find_model, ("llama-3.1-8b", "deepseek-v4-flash", "qwen3.8-2.4t")
-    )
+    llama, flash, states = map(find_model, ("llama-3.1-8b", "deepseek-v4-flash", "qwen3.8-2.4t"))
     sequence = kv_bytes(llama, 131_072)
     widths = {name.key: n for name, _, n in claims() if isinstance(name, Word)}
     entry = 512 + 64
@@ -416,8 +465,7 @@ def numbers() -> dict[str, object]:
         "draft_share": 2 * entry / v3,
         "sequence": size(sequence),
         "in_gb": sequence / 1e9,
-        "times_flash": kv_bytes(find_model("llama-2-7b"), 131_072)
-        / kv_bytes(flash, 131_072),
+        "times_flash": kv_bytes(find_model("llama-2-7b"), 131_072) / kv_bytes(flash, 131_072),
         "of_mqa": 2 * 128,
         "entry": entry,
         "lite": 2 * 16 * 128 / entry,

@@ -6,7 +6,6 @@ from math import ceil
 from typing import NamedTuple
 
 import torch
-from markupsafe import Markup
 
 from attnref.core.flash import flash_lse, parts
 from attnref.core.merge import merge
@@ -25,41 +24,43 @@ PARTS = parts(len(SCORES), 2)
 ONE = torch.ones(1, 1, 1, 1).double()  # the query: a key is its own score
 
 
-def _of(part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(part: slice) -> tuple[torch.Tensor, torch.Tensor]:
     k, v = (x[None, None, part, None] for x in (SCORES, VALUES))
     return flash_lse(ONE, k, v, scale=1.0)
 
 
 def merged() -> Iterator[Row]:
-    """Each part's output, log-sum-exp and weight, and then all of them."""
-    outs, lses = zip(*map(_of, PARTS), strict=True)
+    """Output, log-sum-exp and weight of each part, then of all parts merged."""
+    outs, lses = zip(*map(_attend, PARTS), strict=True)
     out, lse = merge(outs, lses)
-    for part, own, its in zip(PARTS, outs, lses, strict=True):
+    for part, part_out, part_lse in zip(PARTS, outs, lses, strict=True):
         yield [
             ", ".join(str(j) for j in range(part.start, part.stop)),
             ", ".join(f"{s:g}" for s in SCORES[part].tolist()),
             ", ".join(f"{v:g}" for v in VALUES[part].tolist()),
-            f"{own.item():.3f}",
-            f"{its.item():.4f}",
-            f"{(its - lse).exp().item():.4f}",
-            f"{((its - lse).exp() * own.squeeze(-1)).item():.3f}",
+            f"{part_out.item():.3f}",
+            f"{part_lse.item():.4f}",
+            f"{(part_lse - lse).exp().item():.4f}",
+            f"{((part_lse - lse).exp() * part_out.squeeze(-1)).item():.3f}",
         ]
-    whole = [f"{out.item():.3f}", f"{lse.item():.4f}", "1.0000"]
-    yield [Word("merged"), "", "", *whole, f"{out.item():.3f}"]
+    totals = [f"{out.item():.3f}", f"{lse.item():.4f}", "1.0000"]
+    yield [Word("merged"), "", "", *totals, f"{out.item():.3f}"]
     mean = torch.stack(outs).mean().item()
     yield [Word("mean"), "", "", f"{mean:.3f}", "", "", ""]
 
 
-class Steps(NamedTuple):
-    """Steps from top to bottom: the kind of their boxes, and what stands in
-    each. A step of one box is as wide as all columns."""
+COLUMN_GAP, STAGE, STAGE_GAP = 8, 32, 26  # between columns; height of a stage
+LEFT = TOP = 30  # what the names of the axes take
+
+
+class Stages(NamedTuple):
+    """Stages from top to bottom: the kind of their boxes, and what stands in
+    each. A stage of one box is as wide as all columns."""
 
     boxes: list[tuple[str, list[str]]]
 
-    def drawing(
-        self, axes: tuple[str, str], *, title: str, words: list[str]
-    ) -> svg.Drawing:
-        """`words` are one text per step; `{}` in it is what the box holds."""
+    def drawing(self, axes: tuple[str, str], *, title: str, words: list[str]) -> svg.Drawing:
+        """`words` are one text per stage; `{}` in it is what the box holds."""
         if len(words) != len(self.boxes):
             raise ValueError(f"{len(words)} words, {len(self.boxes)} steps")
         rows = [
@@ -67,43 +68,34 @@ class Steps(NamedTuple):
             for word, (_, texts) in zip(words, self.boxes, strict=True)
         ]
         columns = max(map(len, rows))
-        one = max(
-            svg.room(texts, 12, svg.BOLD) / (1 if len(texts) > 1 else columns)
-            for texts in rows
+        widest = max(
+            svg.room(texts, 12, svg.BOLD) / (1 if len(texts) > 1 else columns) for texts in rows
         )
-        width, height, gap, left, top = max(one + 16, 88), 32, 26, 30, 30
-        whole = columns * (width + 8) - 8
-        ends = [top + i * (height + gap) + height / 2 for i in range(len(rows))]
-        marks = [
-            svg.TEXT.format("axis", left + whole / 2, 12, "", axes[1]),
-            svg.TEXT.format(
-                "axis",
-                0,
-                0,
-                svg.UPWARDS.format(12, (ends[0] + ends[-1]) / 2),
-                axes[0],
-            ),
-        ]
-        middles = [left + c * (width + 8) + width / 2 for c in range(columns)]
-        marks += [svg.LINE.format(x, ends[0], x, ends[-1]) for x in middles]
-        for (kind, _), texts, y in zip(self.boxes, rows, ends, strict=True):
-            wide = whole if len(texts) == 1 else width
-            places = [left + whole / 2] if len(texts) == 1 else middles
-            for text, x in zip(texts, places, strict=True):
-                box = (x - wide / 2, y - height / 2, wide, height, 4)
-                marks.append(svg.BOX.format(kind, *box, ""))
-                marks.append(svg.TEXT.format(kind, x, y, "", text))
-        across, down = left + whole + 2, ends[-1] + height / 2 + 2
-        drawn = svg.SVG.format(across, down, title, Markup("").join(marks))
-        room = svg.room([title], 1, svg.BOLD)
-        return svg.Drawing(title, room, across, drawn)
+        column = max(widest + 16, 88)
+        width = columns * (column + COLUMN_GAP) - COLUMN_GAP
+        height = len(rows) * (STAGE + STAGE_GAP) - STAGE_GAP
+        center = LEFT + width / 2
+        marks = [svg.axis_names(axes, center, TOP + height / 2)]
+        lefts = [LEFT + n * (column + COLUMN_GAP) for n in range(columns)]
+        first, last = TOP + STAGE / 2, TOP + height - STAGE / 2
+        for left in lefts:
+            x = left + column / 2
+            marks.append(svg.line(x, first, x, last))
+        for n, (kind, _) in enumerate(self.boxes):
+            y, texts = TOP + n * (STAGE + STAGE_GAP), rows[n]
+            box_width = width if len(texts) == 1 else column
+            for x, text in zip(lefts, texts, strict=False):
+                marks.append(svg.cell(kind, x, y, box_width, STAGE, text, rx=4))
+        edge = svg.MARGIN
+        size = LEFT + width + edge, TOP + height + edge
+        return svg.drawing(*size, title, marks)
 
 
-def split() -> Steps:
+def split() -> Stages:
     """The parts of the example, each to its own result, and these to one."""
     rows = [*merged()]
     parts = rows[: len(PARTS)]
-    return Steps(
+    return Stages(
         [
             ("off", [""]),
             ("on", [str(row[0]) for row in parts]),
@@ -113,16 +105,15 @@ def split() -> Steps:
     )
 
 
-def cascade(rows: int) -> Steps:
+def cascade(rows: int) -> Stages:
     """A prefix that all rows read together, and then the keys of each."""
     numbers = [str(i) for i in range(rows)]
-    return Steps(
-        [("off", numbers), ("on", [""]), ("on", numbers), ("off", numbers)]
-    )
+    return Stages([("off", numbers), ("on", [""]), ("on", numbers), ("off", numbers)])
 
 
-# Of an H100 SXM, by the author of FlashAttention in the thread that the page
-# links to; queries that one thread block takes, by FlashMLA and FlashAttention.
+# The processors of an H100 SXM, as the author of FlashAttention counts them in
+# the thread that the page links to; and the queries of one thread block in
+# FlashMLA and FlashAttention.
 PROCESSORS, QUERIES = 132, 64
 
 
@@ -134,39 +125,40 @@ def enough(blocks: int) -> int:
 def partial(tokens: int, batch: int) -> Iterator[Row]:
     """Thread blocks without parts, parts for all, and what a part costs."""
     past = tokens - 1
-    for name, kv in ("mha", 32), ("gqa", KV_HEADS), ("mqa", 1), ("mla", 1):
+    for name, K in ("mha", 32), ("gqa", KV_HEADS), ("mqa", 1), ("mla", 1):
         if name == "mla":
-            heads, wide = V3["n_heads"], V3["kv_lora_rank"]
+            heads, width = V3["n_heads"], V3["kv_lora_rank"]
             cost = mla_cost(**V3, past=past)
         else:
-            heads, wide = LLAMA["n_heads"], 128
-            cost = attention_cost(**LLAMA, n_kv_heads=kv, past=past)
-        blocks = kv * ceil(heads / kv / QUERIES)
+            heads, width = LLAMA["n_heads"], 128
+            cost = attention_cost(**LLAMA, n_kv_heads=K, past=past)
+        blocks = K * ceil(heads / K / QUERIES)
         # Output and log-sum-exp in float32, written and read again.
-        moved = 2 * heads * (wide + 1) * 4
+        bytes_of_part = 2 * heads * (width + 1) * 4
         per_token = 2 * cost.cached / tokens  # in bfloat16
         yield [
             Word(name),
-            str(kv),
+            str(K),
             str(blocks),
             str(enough(blocks)),
             str(enough(blocks * batch)),
-            f"{moved / per_token:,.0f}",
+            f"{bytes_of_part / per_token:,.0f}",
         ]
 
 
 def bytes_read(own: int) -> Iterator[Row]:
-    """Bytes of the cache that a decode step reads, and with a prefix once."""
-    known = [find_model("llama-3.1-8b"), find_model("deepseek-v3")]
+    """Bytes of the cache that a decode step reads, if each row stores the
+    prefix before its `own` tokens, and if all share it."""
+    llama_and_v3 = [find_model("llama-3.1-8b"), find_model("deepseek-v3")]
     for prefix in (2048, 8192, 32768):
         for batch in (16, 64):
             row: Row = [f"{prefix:,}", str(batch)]
-            for model in known:
-                apart = kv_bytes(model, prefix + own, batch=batch)
+            for model in llama_and_v3:
+                unshared = kv_bytes(model, prefix + own, batch=batch)
                 rows = kv_bytes(model, own, batch=batch)
-                once = kv_bytes(model, prefix) + rows
-                row += [size(apart), size(once)]
-            yield [*row, f"{apart / once:.1f}x"]
+                shared = kv_bytes(model, prefix) + rows
+                row += [size(unshared), size(shared)]
+            yield [*row, f"{unshared / shared:.1f}x"]
 
 
 def numbers() -> dict[str, object]:
@@ -174,11 +166,11 @@ def numbers() -> dict[str, object]:
     cost = attention_cost(**LLAMA, n_kv_heads=KV_HEADS)
     v3 = find_model("deepseek-v3")
     cache = kv_bytes(v3, 131072)  # on each of 8 GPUs, or striped over them
-    sent = V3["n_heads"] * (V3["kv_lora_rank"] + 1) * 4  # float32
+    bytes_sent = V3["n_heads"] * (V3["kv_lora_rank"] + 1) * 4  # float32
     return {
         "dcp_whole": size(cache),
         "dcp_part": size(cache / 8),
-        "dcp_sent": size(sent),
+        "dcp_sent": size(bytes_sent),
         "dcp_read": size(cache / 8 / v3.groups[0].layers),
         "sms": PROCESSORS,
         "blocks": KV_HEADS,

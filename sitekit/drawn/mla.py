@@ -24,15 +24,15 @@ WIDTHS = {n: V3[n] for n in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")}
 
 
 def v3() -> attnref.MultiHeadLatentAttention:
-    """On the meta device, to count its weights: nothing runs there, since for
-    the first call torch would import its compiler."""
+    """The layer on the meta device, to count its weights: nothing runs there,
+    since torch would import its compiler for the first call."""
     with torch.device("meta"):
         return attnref.MultiHeadLatentAttention(**V3)
 
 
 @cache
 def narrow() -> attnref.MultiHeadLatentAttention:
-    """In a narrow model, the same heads cache the same."""
+    """A layer of a narrow model, in which the same heads cache as much."""
     sizes = V3 | {"d_model": 8, "q_lora_rank": None}
     return attnref.MultiHeadLatentAttention(**sizes)
 
@@ -45,12 +45,12 @@ def absorbed() -> tuple[Tensor, Tensor]:
         return attnref.absorbed_weights(layer)
 
 
-def stored(layer: Any, **named: Any) -> attnref.KVCache:
+def stored(layer: Any, **options: Any) -> attnref.KVCache:
     """A cache with what a layer stores of one token, in bfloat16."""
     cache = attnref.KVCache(1)
     x = torch.zeros(1, 1, layer.d_model, dtype=torch.bfloat16)
     with torch.no_grad():
-        layer.bfloat16()(x, cache=cache, **named)
+        layer.bfloat16()(x, cache=cache, **options)
     return cache
 
 
@@ -63,7 +63,7 @@ def caches() -> Iterator[Row]:
         yield [Word(form), code(*shapes), *(f"{n:,}" for n in sizes)]
 
 
-def _stored(*widths: tuple[int, int]) -> int:
+def _elements(*widths: tuple[int, int]) -> int:
     """Elements per token in a cache of tensors with these (heads, width)."""
     cache = attnref.KVCache(1)
     cache.append(*(torch.zeros(1, heads, 1, width) for heads, width in widths))
@@ -71,36 +71,34 @@ def _stored(*widths: tuple[int, int]) -> int:
 
 
 def _sizes() -> dict[str, int]:
-    """Those of MHA, GQA-8, MLA and MQA with heads of 128."""
+    """Elements per token of MHA, GQA-8, MLA and MQA with heads of 128."""
     pairs = {"mha": 128, "gqa8": 8, "mqa": 1}
-    sizes = {name: _stored((K, 128), (K, 128)) for name, K in pairs.items()}
-    return sizes | {"mla": _stored((1, 576))}
+    sizes = {name: _elements((K, 128), (K, 128)) for name, K in pairs.items()}
+    return sizes | {"mla": _elements((1, 576))}
 
 
 def compared() -> Iterator[Row]:
     sizes: dict[str, float] = {**_sizes(), "gqa": 2.25 * _sizes()["mqa"]}
-    sizes["expanded"] = _stored((128, 192), (128, 128))
-    sizes["wide"] = _stored((1, 512 + 128))
+    sizes["expanded"] = _elements((128, 192), (128, 128))
+    sizes["wide"] = _elements((1, 512 + 128))
     for name in ("mha", "expanded", "gqa8", "gqa", "wide", "mla", "mqa"):
         n = sizes[name]
         yield [Word(name), f"{n:,.0f}", f"{n / sizes['mla']:.3g}"]
 
 
 def claim() -> Iterator[Row]:
-    old, new = 95 * _sizes()["gqa8"] * 2, 60 * _sizes()["mla"] * 2
-    yield [Word("old"), f"{old:,}", ""]
-    for name, held in (("new", new), ("six", new * 6 // 16)):
-        yield [Word(name), f"{held:,}", f"{1 - held / old:.1%}"]
+    dense, v2 = 95 * _sizes()["gqa8"] * 2, 60 * _sizes()["mla"] * 2
+    yield [Word("old"), f"{dense:,}", ""]
+    for name, token_bytes in (("new", v2), ("six", v2 * 6 // 16)):
+        yield [Word(name), f"{token_bytes:,}", f"{1 - token_bytes / dense:.1%}"]
 
 
 def numbers() -> dict[str, object]:
     """What the text says of DeepSeek-V3, and of who compares with what."""
     sizes, H, R = _sizes(), V3["n_heads"], V3["kv_lora_rank"]
-    _, new, six = (share for *_, share in claim())
+    _, architecture, six_bits = (share for *_, share in claim())
     token, of_mha = kv_bytes(find_model("deepseek-v3"), 1), H * (128 + 128)
-    expanded, absorbed = (
-        mla_cost(**V3, form=f) for f in ("expanded", "absorbed")
-    )
+    expanded, absorbed = (mla_cost(**V3, form=f) for f in ("expanded", "absorbed"))
     return {
         "of_heads": f"{of_mha:,}",
         "of_mha": f"{of_mha:,}".replace(",", "{,}"),
@@ -119,8 +117,8 @@ def numbers() -> dict[str, object]:
         "from_tokens": math.ceil(attnref.crossover(**WIDTHS)),
         "llama": 2 * 32 * 128 / sizes["mla"],
         "llama_saves": 1 - sizes["mla"] / (2 * 32 * 128),
-        "architecture": new,
-        "six_bits": six,
+        "architecture": architecture,
+        "six_bits": six_bits,
         "on_each_of_8": sizes["gqa8"] // 8,
         "yarn": (0.1 * math.log(40) + 1) ** 2,
     }

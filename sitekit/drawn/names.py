@@ -1,6 +1,6 @@
 """What other code calls our quantities, each name with the line that has it.
 
-The rows are in names.yml. A name there is followed by its places, each a code
+The rows are in names.toml. A name there is followed by its places, each a code
 base, one of its files and a line: tests/site/use/test_names.py reads those of
 the code bases that are installed. What follows a name in brackets is its shape.
 """
@@ -11,21 +11,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from sitekit.markdown import source
 from sitekit.markdown.render import Row, Rows, Word
 from sitekit.markdown.tables import code
 
-ROWS = Path(__file__).with_name("names.yml")
+ROWS = Path(__file__).with_name("names.toml")
 
 
 @cache
 def read() -> dict[str, Any]:
-    return dict(yaml.safe_load(ROWS.read_text(encoding="utf-8")))
+    return source.table_of(ROWS)
 
 
 def code_bases() -> Rows:
-    """What was read: a link to the whole of each, as it was then."""
+    """A link to each code base, at the revision that was read."""
     return [
         [
             f"[{base}](https://github.com/{b['repository']}/tree/{b['at']})",
@@ -42,28 +41,25 @@ def names(table: str) -> Rows:
 
 
 def _row(row: dict[str, Any]) -> Row:
-    ours = _shaped(row.get("here", ""))
+    ours = _code_of(row.get("here", ""))
     if ours and "page" in row:
         ours = f"[{ours}](../{row['page']})"
-    letter = _shaped(row.get("letter", ""))
-    here = [*filter(None, (ours, letter, row.get("symbol")))]
+    letter = _code_of(row.get("letter", ""))
+    cells = [*filter(None, (ours, letter, row.get("symbol")))]
     return [
         Word(row["what"]),
-        here if ours or letter else ["–", *here],
-        [
-            f"{_shaped(name)} {' · '.join(_links(places))}"
-            for name, places in row["names"].items()
-        ],
+        cells if ours or letter else ["–", *cells],
+        [f"{_code_of(name)} {' · '.join(_links(places))}" for name, places in row["names"].items()],
     ]
 
 
-def _shaped(name: str) -> str:
+def _code_of(name: str) -> str:
     """`W_UK (R, H, Dn)` is a name and a shape; `(B, H, T, D)` a shape."""
     name, bracket, shape = name.partition(" (")
     if bracket:
         return f"{code(name)} {code('(' + shape)}"
-    several = re.fullmatch(r"\w+(, \w+)*", name)
-    return code(*(name.split(", ") if several else filter(None, [name])))
+    is_list = re.fullmatch(r"\w+(, \w+)*", name)
+    return code(*(name.split(", ") if is_list else filter(None, [name])))
 
 
 def address(place: str) -> str:
@@ -75,7 +71,7 @@ def address(place: str) -> str:
 
 
 def _links(places: list[str]) -> Iterator[str]:
-    """By code base; where one of them has two places, with the file."""
+    """Links by code base; they name the file if one of them has two places."""
     bases = [place.split()[0] for place in places]
     for base, place in zip(bases, places, strict=True):
         file = f" ({place.split()[1]})" if bases.count(base) > 1 else ""

@@ -1,31 +1,34 @@
 """Ridges of GPUs, arithmetic intensities, and steps of a whole 8B model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from functools import cache
 from math import ceil
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
-from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
-from attnref.numbers.shapes import Source
+from attnref.numbers.kv_memory import DTYPES, group_bytes, kv_bytes, size
+from attnref.numbers.shapes import Full, Source
 from attnref.released.specs import find_model
-from sitekit.drawing import plots, svg
-from sitekit.drawing.plots import Plot
+from sitekit.drawing import plots
+from sitekit.drawing.plots import Label, Plot
 from sitekit.drawing.svg import room
 from sitekit.drawn.mla import V3
 from sitekit.markdown.render import Row, Word
 from sitekit.markdown.tables import links
+from sitekit.released.javascript import bundle
 
 
 class Gpu(NamedTuple):
-    """Peak FLOP/s in bfloat16, without sparsity, and bytes per second."""
+    """Peak FLOP/s in bfloat16, without sparsity, bytes per second, and bytes of
+    its memory."""
 
     name: str
     peak: float
     bandwidth: float
+    memory: float
     sources: tuple[Source, ...]
 
     @property
@@ -46,25 +49,23 @@ def _of_nvidia(name: str) -> tuple[Source, ...]:
 
 
 GPUS = {
-    "a100": Gpu("A100 80 GB SXM", 312e12, 2.039e12, _of_nvidia("a100")),
-    "h100": Gpu("H100 SXM", 989e12, 3.35e12, _of_nvidia("h100")),
-    "h200": Gpu("H200 SXM", 989e12, 4.8e12, _of_nvidia("h200")),
+    "a100": Gpu("A100 80 GB SXM", 312e12, 2.039e12, 80e9, _of_nvidia("a100")),
+    "h100": Gpu("H100 SXM", 989e12, 3.35e12, 80e9, _of_nvidia("h100")),
+    "h200": Gpu("H200 SXM", 989e12, 4.8e12, 141e9, _of_nvidia("h200")),
     "h20": Gpu(
         "H20 96 GB",
         148e12,
         4.0e12,
-        (
-            Source(
-                "LMSYS", "https://lmsys.org/blog/2025-09-26-sglang-ant-group"
-            ),
-        ),
+        96e9,
+        (Source("LMSYS", "https://lmsys.org/blog/2025-09-26-sglang-ant-group"),),
     ),
-    "4090": Gpu("RTX 4090", 165.2e12, 1.008e12, (Source("NVIDIA", ADA),)),
-    "mi300x": Gpu("MI300X", 1307.4e12, 5.3e12, (Source("AMD", AMD),)),
+    "4090": Gpu("RTX 4090", 165.2e12, 1.008e12, 24e9, (Source("NVIDIA", ADA),)),
+    "mi300x": Gpu("MI300X", 1307.4e12, 5.3e12, 192e9, (Source("AMD", AMD),)),
     "910c": Gpu(
         "Ascend 910C",  # one of its two dies
         353.9e12,
         1.6e12,
+        64e9,
         (
             Source("MindStudio", ASCEND),
             Source("arXiv:2506.12708", "https://arxiv.org/abs/2506.12708"),
@@ -90,12 +91,12 @@ def gpus() -> Iterator[Row]:
 
 LLAMA: dict[str, Any] = {"d_model": 4096, "n_heads": 32}
 LAYERS, KV_HEADS, VOCABULARY = 32, 8, 128_256  # of Llama-3.1-8B
-SEEN = 8192  # tokens that a decode step reads
+CONTEXT = 8192  # tokens that a decode step reads
 
 
 def decode() -> dict[str, Cost]:
     """One token after 8191: MHA, GQA, MQA of Llama's shape, MLA of V3's."""
-    past = SEEN - 1
+    past = CONTEXT - 1
     return {
         "mha": attention_cost(**LLAMA, past=past),
         "gqa": attention_cost(**LLAMA, n_kv_heads=KV_HEADS, past=past),
@@ -110,7 +111,7 @@ def numbers() -> dict[str, object]:
     absorbed, ridge = intensities()["absorbed"], H100.ridge
     # The intensity of a prompt is this share of its length; a causal query has
     # (T + 1) / 2 of the T keys.
-    share, read = 32 / (32 + 8), _read()
+    share, read = 32 / (32 + 8), OF_LLAMA["read"]
     mha, _, _, of_expanded, of_absorbed = pairs()
     return {
         "ridge": ridge,
@@ -149,10 +150,10 @@ def variants() -> Iterator[Row]:
         for heads in (32, 128):
             shape: dict[str, Any] = {"d_model": 128 * heads, "n_heads": heads}
             if name in ("expanded", "absorbed"):
-                cost = mla_cost(**V3 | shape, form=name, past=SEEN - 1)
+                cost = mla_cost(**V3 | shape, form=name, past=CONTEXT - 1)
             else:
                 K = {"mha": heads, "gqa": KV_HEADS, "mqa": 1}[name]
-                cost = attention_cost(**shape, n_kv_heads=K, past=SEEN - 1)
+                cost = attention_cost(**shape, n_kv_heads=K, past=CONTEXT - 1)
             row.append(f"{float(cost.attention_intensity()):.4g}")
         yield row
 
@@ -161,21 +162,18 @@ def _prefill(new: int) -> Fraction:
     """FLOPs per byte of a prompt's attention in a layer with GQA: queries and
     outputs are moved too, since they are no fewer than keys."""
     cost = attention_cost(**LLAMA, n_kv_heads=KV_HEADS, new=new)
-    moved = 2 * (cost.cached + 2 * new * LLAMA["d_model"])
-    return Fraction(cost.scores + cost.values, moved)
+    bytes_moved = 2 * (cost.cached + 2 * new * LLAMA["d_model"])
+    return Fraction(cost.scores + cost.values, bytes_moved)
 
 
 def digits(n: float) -> str:
-    """To three digits, and never as 7e+04."""
+    """A number with three digits, and never as 7e+04."""
     return f"{float(f'{n:.3g}'):,.10g}"
 
 
 def intensities() -> dict[str, float]:
     """FLOPs per byte: of the cache in decoding, of all in a prefill."""
-    result = {
-        name: float(cost.attention_intensity())
-        for name, cost in decode().items()
-    }
+    result = {name: float(cost.attention_intensity()) for name, cost in decode().items()}
     return result | {"prefill": float(_prefill(2048))}
 
 
@@ -184,77 +182,58 @@ def attainable(intensity: float, gpu: Gpu = H100) -> float:
     return min(gpu.peak, intensity * gpu.bandwidth)
 
 
+# Where the name of each point stands: three points are close to each other.
+LABELS = {
+    "mha": Label(12, -14, "left"),
+    "expanded": Label(12, -30, "left"),
+    "gqa": Label(12, -12, "left"),
+    "mqa": Label(-10, 10, "right"),
+    "absorbed": Label(-10, 16, "right"),
+    "prefill": Label(0, 16, "center"),
+}
+ROOFS = {"h20": (plots.SOFT, (0, (3, 3))), "h100": (plots.INK, "-")}
+BELOW_END = Label(-2, -10, "right")  # the name of a GPU, at its roof
+DOTS: Any = {"linewidth": 1, "linestyle": (0, (1, 2))}  # down from a ridge
+
+
 def _roofline(narrow: bool) -> Figure:
     """What a GPU can reach at each intensity, and where attention stands."""
     marks = {1e12: "1", 1e13: "10", 1e14: "100", 1e15: "1,000"}
-    width, height = (358, 318) if narrow else (700, 331)
-    left, high = room(marks.values(), 11) + 8, height - 68
-    ends = (0.5, 20_000.0)
+    first, last = 0.5, 20_000.0
     ticks = {float(t): f"{t:,}" for t in (1, 4, 32, 100, 1000, 10_000)}
-    figure, axes, _ = plots.axes_in(
-        (width, height),
-        (left, 43, width - left - 14, high),
-        x=(10, ticks, ends),
+    chart = plots.make_chart(
+        (358, 318) if narrow else (700, 331),
+        plots.Edges(left=room(marks.values(), 11) + 8, right=14, below=43, above=25),
+        x=(10, ticks, (first, last)),
         y=(10, marks, (1e12, 3e15)),
     )
-    axes.set_xlabel("{intensity}")
-    axes.text(0, 1 + 10 / high, "{flops}", transform=axes.transAxes)
-    dashes, dots = (0, (3, 3)), (0, (1, 2))
-    for gpu, colour, style in (
-        (H20, plots.SOFT, dashes),
-        (H100, plots.INK, "-"),
-    ):
-        corners = [ends[0], gpu.ridge, ends[1]]
+    chart.name_axes("{intensity}", "{flops}")
+    axes = chart.axes
+    for id, (colour, style) in ROOFS.items():
+        gpu = GPUS[id]
+        corners = [first, gpu.ridge, last]
         roof = [attainable(x, gpu) for x in corners]
         axes.plot(corners, roof, color=colour, linewidth=2, linestyle=style)
         name = gpu.name.split()[0]
-        axes.annotate(
-            name,
-            xy=(ends[1], gpu.peak),
-            xytext=(-2, -10),
-            textcoords="offset points",
-            color=colour,
-            va="center",
-            ha="right",
-        )
-        low = gpu.peak / 3
-        axes.vlines(
-            gpu.ridge, low, gpu.peak, color=colour, linewidth=1, linestyle=dots
-        )
-        axes.text(
-            gpu.ridge * 1.1, low, f"{gpu.ridge:.0f}", color=colour, va="bottom"
-        )
-    places: dict[str, tuple[float, float, str]] = {
-        "mha": (12, -14, "left"),
-        "expanded": (12, -30, "left"),
-        "gqa": (12, -12, "left"),
-        "mqa": (-10, 10, "right"),
-        "absorbed": (-10, 16, "right"),
-        "prefill": (0, 16, "center"),
-    }
+        chart.label(name, (last, gpu.peak), BELOW_END, color=colour)
+        third = gpu.peak / 3
+        axes.vlines(gpu.ridge, third, gpu.peak, color=colour, **DOTS)
+        number, x = f"{gpu.ridge:.0f}", gpu.ridge * 1.1
+        axes.text(x, third, number, color=colour, va="bottom")
     for name, x in intensities().items():
         colour = plots.GREEN if name in ("expanded", "absorbed") else plots.WARM
-        y = attainable(x)
-        right, up, side = places[name]
-        axes.plot([x], [y], marker="o", markersize=7, color=colour)
-        axes.annotate(
-            f"{{{name}}}",
-            xy=(x, y),
-            xytext=(right, up),
-            textcoords="offset points",
-            color=colour,
-            va="center",
-            ha=side,
-        )
-    return figure
+        point = x, attainable(x)
+        axes.plot(*point, marker="o", markersize=7, color=colour)
+        chart.label(f"{{{name}}}", point, LABELS[name], color=colour)
+    return chart.figure
 
 
 def _points() -> Iterator[Row]:
     for name, x in intensities().items():
         row: Row = [Word(name), f"{x:,.4g}"]
         for gpu in (H100, H20):
-            most = attainable(x, gpu)
-            row += [f"{most / 1e12:,.4g}", f"{most / gpu.peak:.1%}"]
+            reachable = attainable(x, gpu)
+            row += [f"{reachable / 1e12:,.4g}", f"{reachable / gpu.peak:.1%}"]
         yield row
 
 
@@ -262,54 +241,162 @@ def roofline() -> Plot:
     return plots.plotted(_roofline, [*_points()])
 
 
-def _read() -> int:
-    """Parameters that a step of Llama-3.1-8B reads: all of them but the table
-    of embeddings, of which it takes one row per token."""
-    params = find_model("llama-3.1-8b").params
-    assert params is not None
-    width: int = LLAMA["d_model"]
-    return params - VOCABULARY * width
+# Models of which every layer is one of GQA or MHA and a dense feed-forward part:
+# their width, and the rows of their table of embeddings.
+DENSE = {
+    "llama-3.1-8b": (4096, VOCABULARY),
+    "llama-3.1-70b": (8192, VOCABULARY),
+    "llama-3.1-405b": (16_384, VOCABULARY),
+    "llama-2-7b": (4096, 32_000),
+}
 
 
-def _attended(tokens: int) -> int:
-    """FLOPs of scores and values of one new token, in all layers."""
-    cost = attention_cost(**LLAMA, n_kv_heads=KV_HEADS, past=tokens - 1)
-    return LAYERS * (cost.scores + cost.values)
+def sizes_of(id: str) -> dict[str, int]:
+    """What is stored of a model, its parameters that a step reads, those of its
+    output projection, and FLOPs of one query and one key in all its layers."""
+    model, (width, rows) = find_model(id), DENSE[id]
+    (group,) = model.groups
+    assert isinstance(group, Full) and group.q_heads and model.params
+    K, D = group.kv_heads, group.head_dim
+    cost = attention_cost(d_model=width, n_heads=group.q_heads, n_kv_heads=K, head_dim=D)
+    return {
+        "params": model.params,
+        # Of the table of embeddings it takes one row per token.
+        "read": model.params - rows * width,
+        "output": rows * width,
+        "pair": group.layers * (cost.scores + cost.values),
+        "layers": group.layers,
+        "kv_heads": K,
+        "head_dim": D,
+    }
+
+
+OF_LLAMA = sizes_of("llama-3.1-8b")
+
+
+def _weights(params: int, use: Mapping[str, Any]) -> int:
+    """Bytes of parameters on each device: those of `weight_bytes`, of which no
+    script needs the names of models and the errors."""
+    ranks: int = use["ranks"]
+    return -(-DTYPES[use["weights"]].bits_for(params) // (8 * ranks))
+
+
+def _caches(sizes: Mapping[str, int], use: Mapping[str, Any], batch: int) -> int:
+    D = sizes["head_dim"]
+    group = Full(
+        layers=sizes["layers"], q_heads=None, kv_heads=sizes["kv_heads"], head_dim=D, v_head_dim=D
+    )
+    storage, ranks = DTYPES[use["cache"]], use["ranks"]
+    return group_bytes(group, use["tokens"], storage, batch=batch, ranks=ranks)
 
 
 def _cache(tokens: int) -> int:
     return kv_bytes(find_model("llama-3.1-8b"), tokens)
 
 
+def _prompt_flops(sizes: Mapping[str, int], new: int) -> tuple[int, int]:
+    """What must be computed before the first token, in matrices and in causal
+    attention; the output projection is for the last token alone."""
+    # Its queries have (new + 1) / 2 keys on average.
+    attention = sizes["pair"] * new * (new + 1) // 2
+    return 2 * (new * (sizes["read"] - sizes["output"]) + sizes["output"]), attention
+
+
 def first() -> Iterator[Row]:
-    """What must be computed before the first token: the prompt, causally, and
-    the output projection for its last token alone."""
-    output = VOCABULARY * LLAMA["d_model"]
     for new in (512, 2048, 8192, 32_768, 131_072):
-        weights = 2 * (new * (_read() - output) + output)
-        # Its queries have (new + 1) / 2 keys on average.
-        attended = _attended(1) * new * (new + 1) // 2
-        least = [(weights + attended) / gpu.peak for gpu in (H100, H20)]
+        weights, attention = _prompt_flops(OF_LLAMA, new)
+        least = [(weights + attention) / gpu.peak for gpu in (H100, H20)]
         yield [
             f"{new:,}",
             digits(weights / 1e12),
-            digits(attended / 1e12),
+            digits(attention / 1e12),
             *(digits(1e3 * t) for t in least),
         ]
 
 
+class Pass(NamedTuple):
+    """Milliseconds of a device to read the weights and the caches, to multiply by
+    the weights, and to compute scores and values. It may read the one while it
+    computes with the other, so that only the sums are a bound."""
+
+    weights: float
+    caches: float
+    multiply: float
+    attend: float
+
+    @property
+    def least(self) -> float:
+        return max(self.weights + self.caches, self.multiply + self.attend)
+
+
+def _use(tokens: int, batch: int) -> dict[str, Any]:
+    return {"tokens": tokens, "batch": batch, "ranks": 1, "weights": "bf16", "cache": "bf16"}
+
+
+def one_pass(
+    sizes: Mapping[str, int], gpu: Mapping[str, Any], use: Mapping[str, Any], prompt: bool
+) -> Pass:
+    """The prompt of one sequence, or a decode step of a batch: the matrices are
+    read once and multiply the token of each sequence; each cache is read for
+    its own. Heads and matrices are split over the ranks."""
+    tokens, batch = use["tokens"], 1 if prompt else use["batch"]
+    read = _weights(sizes["read"], use)
+    caches = _caches(sizes, use, batch)
+    flops = (2 * batch * sizes["read"], batch * tokens * sizes["pair"])
+    if prompt:
+        flops = _prompt_flops(sizes, tokens)
+    return Pass(
+        *(1e3 * n / gpu["bandwidth"] for n in (read, caches)),
+        *(1e3 * n / (use["ranks"] * gpu["peak"]) for n in flops),
+    )
+
+
+def taken(sizes: Mapping[str, int], use: Mapping[str, Any]) -> int:
+    """Bytes of all weights and of the caches of a batch, on each device."""
+    return _weights(sizes["params"], use) + _caches(sizes, use, use["batch"])
+
+
+BATCHES = tuple(2**n for n in range(11))
+
+
+def passes(
+    sizes: Mapping[str, int], gpu: Mapping[str, Any], use: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the live figure shows: both passes, what they take, and the tokens
+    per second of each batch, with whether it fits."""
+    line = []
+    for batch in BATCHES:
+        other = {**use, "batch": batch}
+        rate = batch * 1e3 / one_pass(sizes, gpu, other, False).least
+        line.append([rate, taken(sizes, other) <= gpu["memory"]])
+    return {
+        "decode": [*one_pass(sizes, gpu, use, False)],
+        "prompt": [*one_pass(sizes, gpu, use, True)],
+        "taken": taken(sizes, use),
+        "line": line,
+    }
+
+
+def roof() -> dict[str, Any]:
+    """The models and devices of the live figure."""
+    names = ("name", "peak", "bandwidth", "memory")
+    return {
+        "models": [{"name": find_model(id).name, "sizes": sizes_of(id)} for id in DENSE],
+        "gpus": [{name: getattr(gpu, name) for name in names} for gpu in GPUS.values()],
+    }
+
+
+@cache
+def script() -> str:
+    """assets/passes.js: what the live figure calls."""
+    return bundle([(__name__, passes.__name__)])
+
+
 def _step(tokens: int, batch: int, gpu: Gpu) -> tuple[list[str], float]:
-    """Milliseconds of each part, and of the step. The matrices are read once
-    and multiply the token of each sequence; each cache is read for its own. A
-    GPU may read the one while it computes with the other, so that only the
-    sums are a bound."""
-    weights, caches = 2 * _read(), batch * _cache(tokens)
-    read = [1e3 * n / gpu.bandwidth for n in (weights, caches)]
-    flops = [batch * n for n in (2 * _read(), _attended(tokens))]
-    done = [1e3 * n / gpu.peak for n in flops]
-    least = max(sum(read), sum(done))
-    parts = [read[0], done[0], read[1], done[1]]
-    return [*(f"{part:.2f}" for part in parts), f"{least:.1f}"], least
+    """Milliseconds of each part, and of the step."""
+    step = one_pass(OF_LLAMA, gpu._asdict(), _use(tokens, batch), False)
+    parts = [step.weights, step.multiply, step.caches, step.attend]
+    return [*(f"{part:.2f}" for part in parts), f"{step.least:.1f}"], step.least
 
 
 def steps(tokens: int, batches: tuple[int, ...]) -> Iterator[Row]:
@@ -317,62 +404,6 @@ def steps(tokens: int, batches: tuple[int, ...]) -> Iterator[Row]:
     for batch in batches:
         cells, least = _step(tokens, batch, H100)
         yield [str(batch), *cells, f"{batch * 1e3 / least:,.0f}"]
-
-
-class DecodeStep(NamedTuple):
-    """Of each batch: sequences, milliseconds to read the weights, to read the
-    caches and to compute, and whether it fits into the GPU's memory."""
-
-    batches: list[tuple[int, float, float, float, bool]]
-
-    def drawing(
-        self, axes: tuple[str, str], *, title: str, words: list[str]
-    ) -> svg.Drawing:
-        """`words`: weights, caches and arithmetic; a batch, with {0} for its
-        sequences, {1} for the milliseconds and {2} for the tokens per second;
-        and what does not fit, with {0} for its sequences."""
-        *kinds, fitting, other = words
-        wide, y, marks = 340, 8.0, list[Markup]()
-        scale = wide / 24  # ms: what reading 80 GB takes
-
-        def box(kind: str, x: float, y: float, w: float, h: float) -> None:
-            marks.append(svg.BOX.format(kind, x, y, w, h, 0, ""))
-
-        x = 0.0
-        for kind, word in zip(
-            ("weights", "value", "query"), kinds, strict=True
-        ):
-            box(kind, x + 1, y - 5, 10, 10)
-            marks.append(svg.TEXT.format("beside axis", x + 16, y, "", word))
-            x += 30 + svg.room([word], 11.5)
-        for sequences, weights, caches, done, fits in self.batches:
-            least = max(weights + caches, done)
-            rate = f"{1e3 * sequences / least:,.0f}"
-            label = other.format(sequences)
-            if fits:
-                label = fitting.format(sequences, f"{least:.1f}", rate)
-            y += 26
-            marks.append(svg.TEXT.format("beside", 0, y, "", label))
-            y += 12
-            if fits:
-                box("weights", 0, y, scale * weights, 14)
-                box("value", scale * weights, y, scale * caches, 14)
-                box("query", 1, y + 16, max(1, scale * done), 5)
-            y += 18
-        drawn = svg.SVG.format(wide, y + 6, title, Markup("").join(marks))
-        return svg.Drawing(title, 0, wide, drawn)
-
-
-def step_time(*, tokens: int) -> DecodeStep:
-    """A decode step of Llama-3.1-8B on an H100 of 80 GB, by its batch."""
-    points = []
-    for batch in (1, 8, 32, 128):
-        weights, caches = 2 * _read(), batch * _cache(tokens)
-        done = batch * (2 * _read() + _attended(tokens)) / H100.peak
-        whole = weight_bytes(find_model("llama-3.1-8b")) + caches
-        first, then = (1e3 * n / H100.bandwidth for n in (weights, caches))
-        points.append((batch, first, then, 1e3 * done, whole <= 80e9))
-    return DecodeStep(points)
 
 
 def turn() -> Iterator[Row]:
@@ -398,5 +429,5 @@ def pairs() -> Iterator[Row]:
     }
     plain = costs["mha"].scores + costs["mha"].values
     for name, cost in costs.items():
-        done = cost.scores + cost.values
-        yield [Word(name), f"{done:,}", f"{done / plain:g}", f"{cost.cached:,}"]
+        flops = cost.scores + cost.values
+        yield [Word(name), f"{flops:,}", f"{flops / plain:g}", f"{cost.cached:,}"]

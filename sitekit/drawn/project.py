@@ -21,7 +21,7 @@ from attnref import (
 from sitekit.markdown.render import Row, Word
 
 # As tests/site/use/test_project.py recorded it.
-RECORDED = Path(__file__).with_suffix(".json")
+RECORD = Path(__file__).with_suffix(".json")
 FLOOR = math.log(16)  # the least mean loss of 16 symbols as likely as another
 
 
@@ -37,7 +37,7 @@ def shown_by(row: dict[str, Any]) -> str:
 
 
 def mistakes() -> Iterator[Row]:
-    for row in json.loads(RECORDED.read_text(encoding="utf-8"))["mistakes"]:
+    for row in json.loads(RECORD.read_text(encoding="utf-8"))["mistakes"]:
         code: list[str | Word] = [f"`{row['code']}`"] if row["code"] else []
         yield [
             [Word(row["mistake"]), *code],
@@ -56,8 +56,7 @@ WRONG = {
     "numbers": "model(tokens, mask=attention_mask)",
     "axes": "model(tokens, mask=attention_mask.bool())",
     "side": "greedy(model, tokens.flip(1), 9, valid=attention_mask.flip(1))",
-    "short": "model(tokens[:, -1:], mask=padding(attention_mask[:, -1:]), "
-    "caches=filled)",
+    "short": "model(tokens[:, -1:], mask=padding(attention_mask[:, -1:]), caches=filled)",
     "grad": "model(tokens, caches=new(32))",
     "room": "greedy(model, tokens, 9, caches=new(16))",
     "used": "greedy(model, tokens, 9, caches=filled)",
@@ -68,27 +67,24 @@ WRONG = {
 
 
 def messages() -> Iterator[Row]:
-    layers = [
-        GroupedQueryAttention(d_model=8, n_heads=4, n_kv_heads=2)
-        for _ in range(2)
-    ]
+    layers = [GroupedQueryAttention(d_model=8, n_heads=4, n_kv_heads=2) for _ in range(2)]
     blocks = [Block(layer, d_model=8, d_ff=8) for layer in layers]
     model = Decoder(blocks, n_tokens=18, d_model=8)
 
-    def new(max_len: int) -> list[KVCache]:
+    def make_caches(max_len: int) -> list[KVCache]:
         return [KVCache(max_len) for _ in layers]
 
     tokens = torch.zeros(3, 15, dtype=torch.long)
     attention_mask = (torch.arange(15) >= torch.tensor([[5], [3], [0]])).long()
-    filled = new(32)
+    full_caches = make_caches(32)
     with torch.no_grad():
-        model(tokens, caches=filled)
-    known = {
+        model(tokens, caches=full_caches)
+    names = {
         "model": model,
         "tokens": tokens,
         "attention_mask": attention_mask,
-        "filled": filled,
-        "new": new,
+        "filled": full_caches,
+        "new": make_caches,
         "greedy": greedy,
         "padding_mask": padding_mask,
         "padding": padding_mask_from_hf,
@@ -96,7 +92,7 @@ def messages() -> Iterator[Row]:
     for key, call in WRONG.items():
         with torch.set_grad_enabled(key == "grad"):
             try:
-                eval(call, known)
+                eval(call, names)
             except (TypeError, ValueError) as error:
                 message = f"{type(error).__name__}: {error}"
             else:
@@ -107,9 +103,9 @@ def messages() -> Iterator[Row]:
 def numbers() -> dict[str, object]:
     """What the text says of the least loss, of rows that come out right with a
     mistake that nothing shows, and of a decode step."""
-    recorded = json.loads(RECORDED.read_text("utf-8"))
-    plain, compiled = recorded["step_ms"]
-    unseen = [r for r in recorded["mistakes"] if shown_by(r) == "nothing"]
+    record = json.loads(RECORD.read_text("utf-8"))
+    plain, compiled = record["step_ms"]
+    unseen = [r for r in record["mistakes"] if shown_by(r) == "nothing"]
     return {
         "floor": FLOOR,
         "unseen": min(min(r["full"], r["cached"]) for r in unseen),

@@ -28,8 +28,8 @@ LOOKS = {"kivi": plots.GREEN, "token": plots.WARM, "channel": plots.BLUE}
 
 def rounded(x: Tensor, bits: int, dim: int, group: int = GROUP) -> Tensor:
     """x as the plain form restores it."""
-    packed, step, low = quantise(x, bits, dim, group)
-    back: Tensor = restore(packed, step, low, bits, dim)
+    codes, step, low = quantise(x, bits, dim, group)
+    back: Tensor = restore(codes, step, low, bits, dim)
     return back.to(x.dtype)
 
 
@@ -39,40 +39,30 @@ def in_fp8(x: Tensor, scale: float | Tensor) -> Tensor:
 
 
 def calibrated(x: Tensor) -> Tensor:
-    """With one scale for the tensor: its largest element becomes 448."""
+    """x in FP8 with one scale, by which its largest element becomes 448."""
     return in_fp8(x, x.abs().max().float() / 448)
 
 
-def error(
-    q: Tensor, k: Tensor, v: Tensor, ours: tuple[Tensor, Tensor]
-) -> float:
-    """Of the output of attention, relative to it."""
+def error(q: Tensor, k: Tensor, v: Tensor, ours: tuple[Tensor, Tensor]) -> float:
+    """The relative error of attention's output with our keys and values."""
     exact = sdpa(q, k, v)
     return float((sdpa(q, *ours) - exact).norm() / exact.norm())
 
 
-def keys() -> Tensor:
-    """Six tokens with four channels, of which one is large in all tokens."""
+def eight() -> dict[str, Any]:
+    """Eight keys of eight channels, and what an element of them needs: bits by
+    format, with the scales of its group."""
     draw = torch.Generator().manual_seed(5)
-    k = torch.randn(6, 4, generator=draw)
-    k[:, 2] = k[:, 2] + 9
-    return k.mul(10).round().div(10) + 0.0  # without a -0
-
-
-def missed(along: str) -> Tensor:
-    """By how much 2 bits miss these keys, with groups along either axis."""
-    k = keys()
-    dim, group = (CHANNELS, 4) if along == "channels" else (TOKENS, 6)
-    return (rounded(k, 2, dim, group) - k).abs()
+    k = torch.randn(8, 8, generator=draw).double().mul(10).round().div(10)
+    bits = {f"{b},{g}": Storage(b, 32, g).bits_for(g) / g for b in (8, 4, 2) for g in (4, 8)}
+    return {"keys": (k + 0.0).tolist(), "bits": bits | {"fp8": 8.0}}
 
 
 @cache
 def _errors() -> dict[tuple[str, int], float]:
     q, k, v = with_large_channels()
     return {
-        (name, bits): error(
-            q, k, v, (rounded(k, bits, of_k), rounded(v, bits, of_v))
-        )
+        (name, bits): error(q, k, v, (rounded(k, bits, of_k), rounded(v, bits, of_v)))
         for name, (of_k, of_v) in LAYOUTS.items()
         for bits in (8, 4, 2)
     }
@@ -90,60 +80,49 @@ def formats() -> Iterator[Row]:
         (Word("fp8"), Storage(8), [f"{_fp8_error():.3f}"] * 3),
     ]
     for bits in (8, 4, 2):
-        of = [f"{_errors()[name, bits]:.3f}" for name in LAYOUTS]
-        rows.append((Word(f"bits{bits}"), Storage(bits, 32, GROUP), of))
+        errors = [f"{_errors()[name, bits]:.3f}" for name in LAYOUTS]
+        rows.append((Word(f"bits{bits}"), Storage(bits, 32, GROUP), errors))
     for name, storage, errors in rows:
-        whole = kv_bytes(LLAMA, CONTEXT, dtype=storage)
-        per = storage.bits_for(GROUP) / 8 / GROUP
-        yield [name, f"{per:g}", size(whole), *(e or "–" for e in errors)]
+        cache_bytes = kv_bytes(LLAMA, CONTEXT, dtype=storage)
+        per_element = storage.bits_for(GROUP) / 8 / GROUP
+        yield [name, f"{per_element:g}", size(cache_bytes), *(e or "–" for e in errors)]
 
 
-def _errors_drawn(narrow: bool) -> Figure:
+def _error_curves(narrow: bool) -> Figure:
     """Error against bytes per element: a line for each layout."""
-    wide, high = (358, 330) if narrow else (640, 330)
-    left, right = 46, 14 if narrow else 190
-    box = (
-        left,
-        86 if narrow else 44,
-        wide - left - right,
-        205 if narrow else 250,
-    )
     marks = {x: f"{x:g}" for x in (0.01, 0.03, 0.1, 0.3, 1.0)}
-    each = {b: Storage(b, 32, GROUP) for b in (2, 4, 8)}
-    bits_of = {b: x.bits_for(GROUP) / GROUP for b, x in each.items()}
-    figure, axes, pixels = plots.axes_in(
-        (wide, high),
-        box,
-        x=(0, {x: f"{x:g}" for x in (*bits_of.values(), 8)}, (2.4, 9.6)),
+    formats = {b: Storage(b, 32, GROUP) for b in (2, 4, 8)}
+    bits = {b: x.bits_for(GROUP) / GROUP for b, x in formats.items()}
+    wide = plots.Edges(left=46, right=190, below=44, above=36)
+    chart = plots.make_chart(
+        (plots.PHONE if narrow else 640, 330),
+        plots.Edges(46, 14, below=86, above=39) if narrow else wide,
+        x=(0, {x: f"{x:g}" for x in (*bits.values(), 8)}, (2.4, 9.6)),
         y=(10, marks, (0.006, 1.6)),
     )
-    axes.set_xlabel("{bits}")
-    axes.text(0, box[3] + 8, "{error}", transform=pixels)
-    marked = {n: (c, "o") for n, c in LOOKS.items()}
-    marked["fp8"] = plots.PURPLE, "s"
-    x, y = (2 - left, -50) if narrow else (box[2] + 18, box[3] - 12)
-    inside: Any = {"transform": pixels, "clip_on": False}
-    for i, (name, (colour, mark)) in enumerate(marked.items()):
-        places, line = [8.0], [_fp8_error()]
+    chart.name_axes("{bits}", "{error}")
+    looks = {name: (colour, "o") for name, colour in LOOKS.items()}
+    looks["fp8"] = plots.PURPLE, "s"
+    x, y = (2 - wide.left, -50) if narrow else (chart.width + 18, chart.height - 12)
+    for n, (name, (colour, marker)) in enumerate(looks.items()):
+        line: tuple[list[float], list[float]] = [8.0], [_fp8_error()]
         if name in LAYOUTS:
-            places = [*bits_of.values()]
-            line = [_errors()[name, bits] for bits in bits_of]
+            line = [*bits.values()], [_errors()[name, b] for b in bits]
         # Two lines nearly meet: the thin one lies on the other.
-        look: Any = {"color": colour, "linewidth": 1.2 if i == 2 else 3.5}
-        axes.plot(places, line, f"{mark}-", **look, markersize=5 + 3 * (i != 2))
-        column, row = divmod(i, 2) if narrow else (0, i)
-        at, high = x + 170 * column, y - 20 * row
-        axes.plot([at], [high], mark, color=colour, **inside)
-        axes.text(at + 9, high, f"{{{name}}}", va="center", transform=pixels)
-    return figure
+        width, size = (1.2, 5) if n == 2 else (3.5, 8)
+        look: Any = {"color": colour, "marker": marker}
+        chart.axes.plot(*line, linewidth=width, markersize=size, **look)
+        column, row = divmod(n, 2) if narrow else (0, n)
+        place = x + 170 * column, y - plots.ROW * row
+        chart.key(*place, f"{{{name}}}", sample=0, linestyle="", **look)
+    return chart.figure
 
 
 def errors() -> Plot:
     rows: list[Row] = [
-        [Word(name), *(f"{_errors()[name, bits]:.3f}" for bits in (2, 4, 8))]
-        for name in LAYOUTS
+        [Word(name), *(f"{_errors()[name, bits]:.3f}" for bits in (2, 4, 8))] for name in LAYOUTS
     ]
-    return plots.plotted(_errors_drawn, rows)
+    return plots.plotted(_error_curves, rows)
 
 
 PAIR = 40  # of 64: RoPE turns it by less than a radian in 256 tokens
@@ -180,7 +159,7 @@ def numbers() -> dict[str, object]:
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(1))
     x = x.bfloat16()
     scale = x.abs().max().float() / 448
-    half = (x / scale.bfloat16()).to(torch.float8_e4m3fn)
+    in_bfloat16 = (x / scale.bfloat16()).to(torch.float8_e4m3fn)
     return {
         "plain": size(kv_bytes(LLAMA, CONTEXT)),
         "four": size(kv_bytes(LLAMA, CONTEXT, dtype=Storage(4, 32, GROUP))),
@@ -194,7 +173,7 @@ def numbers() -> dict[str, object]:
         "naive": sum(sum(store.widths) for store in group.stores),
         "of_v32": size(growth(V32, dtype="shipped").later),
         "of_v32_bf16": size(growth(V32).later),
-        "off": float((half != to_fp8(x, scale)).float().mean()),
+        "off": float((in_bfloat16 != to_fp8(x, scale)).float().mean()),
         "key": float(_errors()["kivi", 4]),
         "wrong": float(_errors()["token", 4]),
     }

@@ -10,13 +10,7 @@ from torch import Tensor
 
 from attnref import Yarn, crossover, sdpa
 from attnref.numbers.cost import attention_cost, mla_cost
-from attnref.numbers.kv_memory import (
-    Storage,
-    kv_bytes,
-    size,
-    state_bytes,
-    weight_bytes,
-)
+from attnref.numbers.kv_memory import Storage, kv_bytes, size, state_bytes, weight_bytes
 from attnref.released.specs import find_model
 from sitekit.drawn.mla import V3, WIDTHS, v3
 from sitekit.drawn.operations import H100
@@ -31,7 +25,7 @@ READ = weight_bytes(LLAMA) - 2 * EMBEDDING  # as many bytes as FLOPs per token
 LINK = 400e9 / 8  # bytes per second of a link of 400 Gb/s
 
 WIDTH, PAIRS = 128, (0, 16, 32, 48, 63)
-TRAINED, FACTOR = 4096, 8  # tokens in training, and how much is asked for
+LENGTH, FACTOR = 4096, 8  # tokens in training, and how much is asked for
 
 
 def _frequencies(theta: float) -> Tensor:
@@ -51,19 +45,15 @@ def scalings() -> Iterator[Row]:
     theta = 1e4
     plain = _frequencies(theta)
     longer = theta * FACTOR ** (WIDTH / (WIDTH - 2))
-    ways = (
-        plain / FACTOR,
-        _frequencies(longer),
-        Yarn(FACTOR, TRAINED).slowed(plain, theta),
-    )
+    ways = (plain / FACTOR, _frequencies(longer), Yarn(FACTOR, LENGTH).slowed(plain, theta))
     for pair in PAIRS:
-        turns = TRAINED * plain[pair] / (2 * math.pi)
-        divided = [f"{plain[pair] / way[pair]:.2f}" for way in ways]
-        yield [str(pair), f"{turns:,.2f}", *divided]
+        turns = LENGTH * plain[pair] / (2 * math.pi)
+        ratios = [f"{plain[pair] / way[pair]:.2f}" for way in ways]
+        yield [str(pair), f"{turns:,.2f}", *ratios]
 
 
 def rounded(x: Tensor, bits: int, axis: int) -> Tensor:
-    """To `2 ** bits` levels between least and largest along an axis."""
+    """x on `2 ** bits` levels between its least and largest along an axis."""
     low, high = x.amin(axis, keepdim=True), x.amax(axis, keepdim=True)
     step = (high - low) / (2**bits - 1)
     out: Tensor = ((x - low) / step).round() * step + low
@@ -73,9 +63,9 @@ def rounded(x: Tensor, bits: int, axis: int) -> Tensor:
 def cache() -> tuple[Tensor, Tensor, Tensor]:
     """Queries, and 64 keys and values; two channels of the keys are large."""
     draw = torch.Generator().manual_seed(0)
-    wide = torch.float64
-    q = torch.randn(1, 1, 256, 64, generator=draw, dtype=wide)
-    k, v = torch.randn(2, 1, 1, 64, 64, generator=draw, dtype=wide)
+    dtype = torch.float64
+    q = torch.randn(1, 1, 256, 64, generator=draw, dtype=dtype)
+    k, v = torch.randn(2, 1, 1, 64, 64, generator=draw, dtype=dtype)
     k[..., 3] *= 12
     k[..., 40] *= 8
     return q, k, v
@@ -88,10 +78,10 @@ def quantised() -> Iterator[Row]:
     axes = {"channel": -2, "token": -1}
     for bits in (8, 4, 2):
         row: Row = [str(bits)]
-        for which in "kv":
+        for changed_tensor in "kv":
             for axis in axes.values():
-                new_k = rounded(k, bits, axis) if which == "k" else k
-                new_v = rounded(v, bits, axis) if which == "v" else v
+                new_k = rounded(k, bits, axis) if changed_tensor == "k" else k
+                new_v = rounded(v, bits, axis) if changed_tensor == "v" else v
                 error = (sdpa(q, new_k, new_v) - exact).norm() / exact.norm()
                 row.append(f"{error:.3f}")
         yield row
@@ -123,9 +113,13 @@ def _of_layers() -> dict[str, object]:
     q = 32 * 8192 * 128 * 2
     a_sequence, mistral = kv_bytes(LLAMA, 131_072), find_model("mistral-7b")
     steps = range(1000)  # of a generation
-    afresh = sum(attention_cost(**LAYER, new=i + 1).flops for i in steps)
-    cached = sum(attention_cost(**LAYER, past=i).flops for i in steps)
+    without_cache = sum(attention_cost(**LAYER, new=i + 1).flops for i in steps)
+    with_cache = sum(attention_cost(**LAYER, past=i).flops for i in steps)
     return {
+        "wide": LAYER["d_model"],
+        "narrow": WIDTH,
+        "square": LAYER["d_model"] ** 2,
+        "in_factors": 2 * LAYER["d_model"] * WIDTH,
         "a_sequence": size(a_sequence),
         "a_sequence_of_mha": size(4 * a_sequence),
         "spread": WIDTH**-0.5,
@@ -135,9 +129,9 @@ def _of_layers() -> dict[str, object]:
         "of_mha": attention_cost(d_model=4096, n_heads=32).parameters,
         "ring": size(kv_bytes(mistral, 32_768)),
         "no_ring": size(32_768 * kv_bytes(mistral, 1)),
-        "afresh": afresh / 1e12,
-        "cached": cached / 1e12,
-        "times_less": afresh / cached,
+        "afresh": without_cache / 1e12,
+        "cached": with_cache / 1e12,
+        "times_less": without_cache / with_cache,
         "of_a_token": kv_bytes(LLAMA, 1),
         "of_a_token_in_kib": size(kv_bytes(LLAMA, 1)),
         "entry": 512 + 64,
@@ -148,7 +142,7 @@ def _of_layers() -> dict[str, object]:
 
 def _of_steps() -> dict[str, object]:
     cache, ridge = kv_bytes(LLAMA, 8192), H100.ridge
-    one, many = ((READ + n * cache) / H100.bandwidth for n in (1, 32))
+    single, batch_of_32 = ((READ + n * cache) / H100.bandwidth for n in (1, 32))
     absorbed = mla_cost(**V3, form="absorbed", past=8191)
     return {
         "cache": size(cache),
@@ -157,10 +151,10 @@ def _of_steps() -> dict[str, object]:
         "weights": READ / 1e9,
         "read_weights": READ / H100.bandwidth * 1e3,
         "read_cache": cache / H100.bandwidth * 1e3,
-        "step": one * 1e3,
-        "rate": 1 / one,
-        "step_of_32": many * 1e3,
-        "rate_of_32": 32 / many,
+        "step": single * 1e3,
+        "rate": 1 / single,
+        "step_of_32": batch_of_32 * 1e3,
+        "rate_of_32": 32 / batch_of_32,
         "bound_batch": math.ceil(ridge),
         "sequences": int(60 * 2**30 // kv_bytes(LLAMA, 16_384)),
         "flops_per_token": _in_formula(32 * 4 * 4096),
@@ -179,7 +173,7 @@ def _of_serving() -> dict[str, object]:
     matrices = (READ - 2 * EMBEDDING) * 8192 + 2 * EMBEDDING
     attention = LLAMA.groups[0].layers * 4 * 4096 * 8192 * 8193 // 2
 
-    def drafted(a: float, k: int) -> float:
+    def accepted(a: float, k: int) -> float:
         return sum(a**i for i in range(k + 1))
 
     return {
@@ -194,32 +188,35 @@ def _of_serving() -> dict[str, object]:
         # 16 bits for the scale, 16 for the minimum
         "bits": Storage(4, scale_bits=32, block=32).bits_for(32) / 32,
         "verifying": 4 * (4 + 1),
-        "drafts": drafted(0.8, 4),
-        "long_drafts": drafted(0.8, 8),
-        "poor_drafts": drafted(0.6, 4),
+        "drafts": accepted(0.8, 4),
+        "long_drafts": accepted(0.8, 8),
+        "poor_drafts": accepted(0.6, 4),
         "sending": kv_bytes(LLAMA, 8192) / LINK * 1e3,
+        "long": 131_072,
+        "long_70b": kv_bytes(LARGE, 131_072) / LINK * 1e3,
+        "long_v3": kv_bytes(V3_MODEL, 131_072) / LINK * 1e3,
         "of_v3": size(kv_bytes(V3_MODEL, 8192)),
         "sending_v3": kv_bytes(V3_MODEL, 8192) / LINK * 1e3,
         "prefill": (matrices + attention) / H100.peak * 1e3,
     }
 
 
-def _attended(scores: list[float], values: list[float]) -> tuple[Tensor, ...]:
+def _attend(scores: list[float], values: list[float]) -> tuple[Tensor, ...]:
     weights = torch.tensor(scores).float().softmax(-1)
     return (*weights, weights @ torch.tensor(values).float())
 
 
 def _by_hand() -> dict[str, object]:
     score = 1 / math.sqrt(2)
-    one, other, first = _attended([0, score], [1, 3])
-    *_, second = _attended([0, score], [2, 4])
-    few, many, _, head_0 = _attended([0, 2, 2], [2, 0, 2])
-    high, low, _, head_1 = _attended([1, 0, 1], [0, 4, 4])
+    one, second_weight, first = _attend([0, score], [1, 3])
+    *_, second = _attend([0, score], [2, 4])
+    few, many, _, head_0 = _attend([0, 2, 2], [2, 0, 2])
+    high, low, _, head_1 = _attend([1, 0, 1], [0, 4, 4])
     return {
         "score": score,
         "exp_of_it": math.exp(score),
         "weight_1": one,
-        "weight_2": other,
+        "weight_2": second_weight,
         "out_1": first,
         "out_2": second,
         "few": few,
@@ -292,28 +289,24 @@ def _of_a_fleet() -> dict[str, object]:
     """A thousand users, on groups of eight devices of 80 GB."""
     cache, weights = kv_bytes(LARGE, 32_768), weight_bytes(LARGE)
     in_time = 0.028 * 0.75 * H100.bandwidth  # bytes that a device reads
-    held, read, read_of_fp8 = (
-        int((8 * each - weights) // each_user)
-        for each, each_user in (
-            (80e9, cache),
-            (in_time, cache),
-            (in_time, cache / 2),
-        )
+    stored, timely, timely_fp8 = (
+        int((8 * device_bytes - weights) // user_bytes)
+        for device_bytes, user_bytes in ((80e9, cache), (in_time, cache), (in_time, cache / 2))
     )
-    groups = [-(-1000 // users) for users in (held, read, read_of_fp8)]
+    groups = [-(-1000 // users) for users in (stored, timely, timely_fp8)]
     return {
         "of_a_token_of_70b": size(kv_bytes(LARGE, 1)),
         "of_a_user": size(cache),
         "large": weights / 1e9,
-        "held": held,
+        "held": stored,
         "groups": groups[0],
         "gpus": 8 * groups[0],
         "of_a_full_one": 80e9 / H100.bandwidth * 1e3,
         "in_time": in_time / 1e9,
-        "read": read,
+        "read": timely,
         "groups_in_time": groups[1],
         "gpus_in_time": 8 * groups[1],
-        "read_of_fp8": read_of_fp8,
+        "read_of_fp8": timely_fp8,
         "gpus_of_fp8": 8 * groups[2],
     }
 
@@ -359,8 +352,8 @@ def _of_caches() -> dict[str, object]:
 def _of_exchanges() -> dict[str, object]:
     """Bytes per token and layer of Llama-3.1-8B that a device sends."""
     ring, ulysses = (heads * 128 * 2 for heads in (2 * 8, 2 * 32 + 2 * 8))
-    sent: dict[str, object] = {"mfa": 2 * 256}
+    result: dict[str, object] = {"mfa": 2 * 256}
     for N in 2, 4, 8:
-        sent[f"ring_{N}"] = (N - 1) * ring
-        sent[f"ulysses_{N}"] = (N - 1) * ulysses // N
-    return sent
+        result[f"ring_{N}"] = (N - 1) * ring
+        result[f"ulysses_{N}"] = (N - 1) * ulysses // N
+    return result

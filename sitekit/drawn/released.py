@@ -9,27 +9,19 @@ from markupsafe import Markup
 
 from attnref.commands.kv import CONTEXTS, describe
 from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
-from attnref.numbers.shapes import (
-    Chunked,
-    Compressed,
-    Full,
-    Group,
-    Mla,
-    Model,
-    Recurrent,
-    Sliding,
-)
-from attnref.released.record import fields_of, mixers_of
+from attnref.numbers.shapes import Chunked, Compressed, Full, Group, Mla, Model, Recurrent, Sliding
+from attnref.released.parts import PARTS, sentence
 from attnref.released.specs import find_model
 from attnref.released.specs import models as known
+from sitekit.drawing.strips import KINDS, Cells, paths
 from sitekit.markdown.render import Cell, Row, Sorted, Words, render
 from sitekit.markdown.tables import links
 from sitekit.released import released as models
-from sitekit.released.told import PARTS, heads, sentence
+from sitekit.released.told import heads
 
 HEADS = {"grouped", "wide", "narrow_v"}  # what the heads say
 ROPE = "no_rope", "alibi", "theta", "partial", "interleaved", "scaled"
-SEEN = "window", "chunk"
+SPANS = "window", "chunk"
 AS_KINDS = {"mla", "indexer", "blocks", "grouped", "window"}
 SORTS = "", "name", "token", "-token", "-context", "-params"
 # The columns, by name; those of a view after those that each view has.
@@ -42,54 +34,46 @@ VIEWS = {
 
 
 def released(
-    *,
-    language: str,
-    caption: str,
-    head: list[str],
-    kinds: dict[str, str],
-    words: dict[str, str],
+    *, language: str, caption: str, head: list[str], kinds: dict[str, str], words: dict[str, str]
 ) -> str:
-    """All models, newest first. All numbers are in the page: its script only
-    sorts and filters."""
-    worded, names, paged = Words(words), Words(kinds), models.released()
+    """All models, newest first, those without a page after the others. All
+    numbers are in the page: its script only sorts and filters."""
+    texts, names, paged = Words(words), Words(kinds), models.released()
     # Without a month: after those of its year that have one.
-    every = sorted(known().values(), key=lambda m: m.date, reverse=True)
-    names.used.update(*map(kinds_of, every))
+    newest_first = sorted(known().values(), key=lambda m: (m.id in paged, m.date), reverse=True)
+    names.used.update(*map(kinds_of, newest_first))
     names.check("kinds")
     parts = {
         part: models.part_word(part, "name", language)
         for part in PARTS
         if sum(part in x.parts for x in paged.values()) not in (0, len(paged))
     }
-    rows = [_row(model, language, worded) for model in every]
+    rows = [_row(model, language, texts) for model in newest_first]
     return render(
         "released",
         caption=caption,
         head=head,
         rows=rows,
         views=[view for view in VIEWS if view],
-        names={name: view for view, its in VIEWS.items() for name in its},
+        names={name: view for view, names_of_view in VIEWS.items() for name in names_of_view},
         sorts=SORTS,
-        models=every,
-        strips=[Markup(_strip(model, language)) for model in every],
-        held=[
-            [*kinds_of(x), *(paged[x.id].parts if x.id in paged else ())]
-            for x in every
-        ],
-        words=worded,
+        models=newest_first,
+        strips=[Markup(_strip(model, language)) for model in newest_first],
+        held=[[*kinds_of(x), *(paged[x.id].parts if x.id in paged else ())] for x in newest_first],
+        words=texts,
         kinds=kinds,
         parts={n: name for n, name in parts.items() if n not in AS_KINDS},
         meanings=list(_meanings(paged.values(), parts, language)),
-        makers=sorted({model.family for model in every}),
+        makers=sorted({model.family for model in newest_first}),
     )
 
 
 def _meanings(
-    every: Iterable[models.Released], parts: dict[str, str], language: str
+    pages: Iterable[models.Released], parts: dict[str, str], language: str
 ) -> Iterator[Row]:
-    """Of each part the sentence on the page of the first model with it."""
+    """Each part, with the sentence of the first model that has it."""
     for part, name in parts.items():
-        model = next(model for model in every if part in model.parts)
+        model = next(model for model in pages if part in model.parts)
         meaning = sentence(part, model.records, models.words(), language)
         yield [name, meaning, f"[{model.name}](released/{model.id}.md)"]
 
@@ -97,20 +81,20 @@ def _meanings(
 def _strip(model: Model, language: str) -> str:
     if model.id in models.released():
         return models.strip(models.released()[model.id], language)
-    strip, ordered = cells(model)
+    strip, is_ordered = cells(model)
     html = models.strip_of([kind for kind, _ in strip], language)
-    return html if ordered else html.replace('"strip"', '"strip unordered"')
+    return html if is_ordered else html.replace('"strip"', '"strip unordered"')
 
 
 def _row(model: Model, language: str, words: Words) -> list[Cell]:
-    added, state = growth(model), state_bytes(model)
-    own = models.released().get(model.id)
+    per_token, state = growth(model), state_bytes(model)
+    page = models.released().get(model.id)
     name: str = model.name
     about: list[Cell] = [*["–"] * len(VIEWS["attention"])]
-    if own:
+    if page:
         name = f"[{name}](released/{model.id}.md)"
-        name += own.called(language).removeprefix(model.name)
-        about = _about(own, language, words)
+        name += page.full_name(language).removeprefix(model.name)
+        about = _about(page, language, words)
     context, params = f"{model.max_context:,}", "–"
     if model.context is not None:
         context = f"[{context}]({model.context.url})"
@@ -124,20 +108,17 @@ def _row(model: Model, language: str, words: Words) -> list[Cell]:
     return [
         name,
         "",
-        Sorted(float(added.first), size(added.first)),
+        Sorted(float(per_token.first), size(per_token.first)),
         *about,
-        Sorted(float(added.later), size(added.later)),
+        Sorted(float(per_token.later), size(per_token.later)),
         Sorted(state, size(state) if state else "–"),
-        *(
-            Sorted(n := kv_bytes(model, t), size(n), _beyond(model, t))
-            for t in CONTEXTS
-        ),
-        [_described(group, words) for group in model.groups],
+        *(Sorted(n := kv_bytes(model, t), size(n), _beyond(model, t)) for t in CONTEXTS),
+        [_describe(group, words) for group in model.groups],
         Sorted(month, model.date),
         Sorted(model.max_context, context),
         Sorted(model.params or 0, params),
         words[model.confidence],
-        place if own else " ".join(links(x) for x in model.sources),
+        place if page else " ".join(links(x) for x in model.sources),
     ]
 
 
@@ -155,7 +136,7 @@ def _about(model: models.Released, language: str, words: Words) -> list[Cell]:
         return words["join"].join(names) or "–"
 
     r = next(iter(model.attends.values()))
-    mixers = {m.kind for m in mixers_of(fields_of(model.config)).values()}
+    mixers = {mixer.kind for mixer in model.reading.mixers.values()}
     seen = max((x.window or x.chunk or 0) for x in model.attends.values())
     shapes = words["join"].join(map(heads, models.kinds_of(model)))
     return [
@@ -163,12 +144,12 @@ def _about(model: models.Released, language: str, words: Words) -> list[Cell]:
         Sorted(r.n_heads, shapes),
         named({*ROPE}),
         Sorted(seen, f"{seen:,}" if seen else "–"),
-        named({*PARTS} - HEADS - {*ROPE} - {*SEEN}, sorted(mixers)),
+        named({*PARTS} - HEADS - {*ROPE} - {*SPANS}, sorted(mixers)),
         Sorted(model.lines, str(model.lines)),
     ]
 
 
-OTHERS = {Mla: "MLA", Compressed: "shared", Recurrent: "state"}
+NAMES_OF_GROUPS = {Mla: "MLA", Compressed: "shared", Recurrent: "state"}
 
 
 def kinds_of(model: Model) -> list[str]:
@@ -180,16 +161,16 @@ def kinds_of(model: Model) -> list[str]:
             if group.window is not None:
                 result.add("window")
         elif not (isinstance(group, Recurrent) and group.beside):
-            result.add(OTHERS[type(group)])
+            result.add(NAMES_OF_GROUPS[type(group)])
         if any(store.role == "index" for store in group.stores):
             result.add("index")
     return sorted(result)
 
 
-def _described(group: Group, words: Words) -> str:
+def _describe(group: Group, words: Words) -> str:
     """`52 × GQA 32/16 · 128, window 1,024`, in the page's words."""
-    short = {"by": " × ", "heads": " · {}", "and": "/"}
-    return f"{group.layers} × {describe(group, ChainMap(short, words))}"
+    signs = {"by": " × ", "heads": " · {}", "and": "/"}
+    return f"{group.layers} × {describe(group, ChainMap(signs, words))}"
 
 
 # The order, where a rule is known: this unit, repeated. test_caches.py of the
@@ -198,33 +179,18 @@ def _described(group: Group, words: Words) -> str:
 # are known.
 UNITS = {
     "WF": "gemma-2-2b gemma-2-9b gemma-2-27b gpt-oss-120b gpt-oss-20b",
-    "WWWF": "command-r7b command-a exaone-4.0-32b olmo-3-7b olmo-3-32b"
-    " olmo-3.1-32b",
-    "WWWWWF": "gemma-3-4b gemma-3-12b gemma-3-27b gemma-4-31b gemma-4-26b"
-    " inkling",
+    "WWWF": "command-r7b command-a exaone-4.0-32b olmo-3-7b olmo-3-32b olmo-3.1-32b",
+    "WWWWWF": "gemma-3-4b gemma-3-12b gemma-3-27b gemma-4-31b gemma-4-26b inkling",
     "FWWWWF" + 7 * "WWWWWF": "mimo-v2.5",
     "CCCF": "llama-4-scout",
-    "RRRF": "qwen3-next-80b olmo-hybrid-7b qwen3.5-397b qwen3.5-9b qwen3.5-27b"
-    " qwen3.5-35b-a3b",
+    "RRRF": "qwen3-next-80b olmo-hybrid-7b qwen3.5-397b qwen3.5-9b qwen3.5-27b qwen3.5-35b-a3b",
 }
 RULES = {id: unit for unit, ids in UNITS.items() for id in ids.split()}
 REUSE = {"gemma-4-e2b": 20}  # layers that read what others store
 
-# A letter for each kind, and for each of its strokes the middle and the width,
-# of a height of 10: told apart without colour, too.
-KINDS: dict[str, tuple[str, list[tuple[float, float]]]] = {
-    "F": ("full", [(5, 10)]),
-    "W": ("window", [(7.5, 5)]),
-    "C": ("chunk", [(6, 2), (9, 2)]),
-    "L": ("latent", [(2.2, 4.4), (7.8, 4.4)]),
-    "K": ("compressed", [(3.5, 1.6), (6, 1.6), (8.5, 1.6)]),
-    "R": ("recurrent", [(9, 2)]),
-    "S": ("shared", [(9.6, 0.8)]),
-}
-
 
 def letter(group: Group) -> str:
-    """Of the tokens that it stores: all, a window, or none but a state."""
+    """Which tokens it stores: all, a window, or none but a state."""
     match group:
         case Recurrent():
             return "R"
@@ -237,9 +203,6 @@ def letter(group: Group) -> str:
         case Compressed():
             return "K"
     return "F"
-
-
-Cells = list[tuple[str, bool]]  # and whether an indexer selects what it reads
 
 
 def cells(model: Model) -> tuple[Cells, bool]:
@@ -257,30 +220,6 @@ def cells(model: Model) -> tuple[Cells, bool]:
     return result, len({*result}) == 1
 
 
-def drawn(strip: Cells) -> Markup:
-    """Paths: of each kind its runs, which the style cuts into layers."""
-    runs: dict[tuple[str, float, float], str] = {}
-
-    def stroke(name: str, y: float, wide: float, at: int, long: int) -> None:
-        place = f"M{at} {y:g}h{long}"
-        key = (name, y, wide)
-        runs[key] = runs.get(key, "") + place
-
-    at = 0
-    for (kind, selected), run in groupby(strip):
-        name, strokes = KINDS[kind]
-        long = len([*run])
-        for y, wide in strokes:
-            stroke(name, y, wide, at, long)
-        if selected:
-            stroke("index", 5, 2, at, long)
-        at += long
-    return Markup("").join(
-        Markup(f'<path class="{name}" stroke-width="{wide:g}" d="{d}"/>')
-        for (name, _, wide), d in runs.items()
-    )
-
-
 def strips(*, caption: str, words: dict[str, str], ids: Iterable[str]) -> str:
     """Of these models."""
     worded, rows = Words(words), []
@@ -291,22 +230,17 @@ def strips(*, caption: str, words: dict[str, str], ids: Iterable[str]) -> str:
         if selected := sum(chosen for _, chosen in strip):
             phrases.append(worded["selected"].format(selected))
         text = worded["join"].join(phrases)
-        rows.append((model, ordered, len(strip), drawn(strip), text))
+        rows.append((model, ordered, len(strip), paths(strip), text))
     longest = max(n for _, _, n, _, _ in rows)
     legend = [
-        (drawn([(kind, False)] * 3), worded[f"{name}_means"])
+        (paths([(kind, False)] * 3), worded[f"{name}_means"])
         for kind, (name, _) in KINDS.items()
         if f"{name}_means" in words
     ]
     if "index_means" in words:
-        legend.append((drawn([("L", True)] * 3), worded["index_means"]))
+        legend.append((paths([("L", True)] * 3), worded["index_means"]))
     return render(
-        "strips",
-        words=worded,
-        strips=rows,
-        longest=longest,
-        legend=legend,
-        caption=caption,
+        "strips", words=worded, strips=rows, longest=longest, legend=legend, caption=caption
     )
 
 

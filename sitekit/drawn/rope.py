@@ -1,66 +1,46 @@
-"""Pairs as turning arrows, and wavelengths of the pairs."""
+"""What scalings do to the pairs of a short text, and wavelengths of the pairs."""
 
 import math
 from collections.abc import Iterator
+from itertools import product
 
 import torch
-from torch import Tensor
 
 import attnref
-from sitekit.drawing import steps
-from sitekit.drawing.steps import Frame, Steps
+from attnref import Scaling
 from sitekit.markdown.render import Row
 
-FAR = 12  # as far as the curve of the scores goes
+TRAINED = 16  # tokens of the text that the figure's model was trained on
+BASES, WIDTHS, FACTORS = (100, 1_000, 10_000, 500_000), (4, 8, 16), (2, 4, 8)
 
 
-def _turned(position: int) -> Tensor:
-    """Four pairs that point to the right, rotated, as complex numbers."""
-    x = torch.tensor([1.0] * 4 + [0.0] * 4).double().expand(1, 1, 1, 8)
-    table = attnref.rope_table(torch.tensor([position]), 8)
-    return torch.complex(*attnref.apply_rope(x, *table)[0, 0, 0].chunk(2))
+def _scalings(factor: float) -> Iterator[tuple[str, Scaling, str]]:
+    """Its name, the scaling, and as code. YaRN keeps pairs of two turns, as no
+    pair makes its usual 32 in so short a text."""
+    yield "linear", attnref.PositionInterpolation(factor), f"PositionInterpolation({factor})"
+    yield "ntk", attnref.Ntk(factor), f"Ntk({factor})"
+    yarn = attnref.Yarn(factor, TRAINED, beta_fast=2.0, beta_slow=0.5, truncate=False)
+    options = "beta_fast=2.0, beta_slow=0.5, truncate=False"
+    yield "yarn", yarn, f"Yarn({factor}, {TRAINED}, {options})"
 
 
-def _score(query: int, key: int) -> float:
-    """Of this vector, with length 1, at two positions."""
-    return (_turned(query) * _turned(key).conj()).real.mean().item()
-
-
-def turning() -> Steps:
-    """A clock for each pair, with the hands of a key and a query; below it
-    the angle between them, and the score at each distance."""
-    frames, radius = [], 36
-    curve = [
-        complex(64 + 24 * d, 208 - 56 * _score(d, 0)) for d in range(FAR + 1)
-    ]
-    for query, key in ((0, 0), (1, 0), (3, 0), (6, 0), (8, 5)):
-        marks, far = [], query - key
-        angles = (_turned(query) / _turned(key)).angle().rad2deg().tolist()
-        for p, angle in enumerate(angles):
-            middle = complex(50 + 93 * p, 62)
-            marks.append(steps.text("soft small", middle.real, 10, f"p = {p}"))
-            marks.append(steps.circle("dial", middle.real, middle.imag, radius))
-            for kind, at in (("key", key), ("query", query)):
-                hand = radius * _turned(at)[p].item().conjugate()
-                marks.append(steps.arrow(kind, middle, middle + hand))
-            marks.append(
-                steps.text("small", middle.real, 110, f"{angle:.3g}\u00b0")
-            )
-        score = _score(query, key)
-        dot = curve[far]
-        marks += [
-            steps.path("axes", [complex(64, 208), complex(360, 208)]),
-            steps.path("curve", curve),
-            steps.circle("query", dot.real, dot.imag, 5),
-            steps.text("soft small end", 52, 162, "{score}"),
-            steps.text("soft small", 64, 226, "0"),
-            steps.text("soft small", 64 + 24 * FAR, 226, str(FAR)),
-            steps.text("soft small", 208, 226, "{distance}"),
-            steps.text("query end", 52, 182, f"{score:.2f}"),
-        ]
-        facts = {"query": str(query), "key": str(key), "far": str(far)}
-        frames.append(Frame(marks, facts | {"score": f"{score:.2f}"}))
-    return Steps(380, 236, frames)
+def stretched() -> dict[str, object]:
+    """Of each scaling and factor: what each pair's frequency is multiplied by,
+    for all bases and widths, and the scale of its tables."""
+    scalings = {}
+    for factor in FACTORS:
+        for name, scaling, code in _scalings(float(factor)):
+            slowed = {}
+            for base, width in product(BASES, WIDTHS):
+                plain = base ** (-torch.arange(0, width, 2).double() / width)
+                ratio = scaling.slowed(plain, float(base)) / plain
+                slowed[f"{base} {width}"] = [float(f"{x:.9g}") for x in ratio.tolist()]
+            scalings[f"{name} {factor}"] = {
+                "code": code,
+                "scale": float(f"{scaling.table_scale:.9g}"),
+                "slowed": slowed,
+            }
+    return {"trained": TRAINED, "scalings": scalings}
 
 
 def distances() -> Iterator[Row]:

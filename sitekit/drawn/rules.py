@@ -5,12 +5,12 @@ from torch import Tensor
 import attnref
 
 
-def whole(rule: attnref.Rule, length: int) -> Tensor:
+def mask_of(rule: attnref.Rule, length: int) -> Tensor:
     return attnref.RuleMask(rule, length, length, 0).dense()
 
 
 def prefix(length: int, seen: int) -> Tensor:
-    return whole(attnref.Prefix(seen), length)
+    return mask_of(attnref.Prefix(seen), length)
 
 
 def slots(numbers: Tensor, size: int) -> Tensor:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from matplotlib.figure import Figure
@@ -40,15 +40,12 @@ LONG = """
     6261 6262 6271 6314 6314 6377 6393 6396 6397 6402 6407 6408 6412 6441
     6448 6451 6453 6484"""
 PHI = LongRope(
-    [int(n) / 100 for n in SHORT.split()],
-    [int(n) / 100 for n in LONG.split()],
-    4096,
-    factor=32.0,
+    [int(n) / 100 for n in SHORT.split()], [int(n) / 100 for n in LONG.split()], 4096, factor=32.0
 )
 GITHUB, FACE = "https://github.com", "https://huggingface.co"
 
 
-class Known(NamedTuple):
+class ReleasedRope(NamedTuple):
     """A released model: its RoPE, the width that rotates, who says so."""
 
     kind: str
@@ -65,44 +62,21 @@ LLAMA = f"{GITHUB}/meta-llama/llama-models/blob"
 LLAMA += "/d42f3959d14418bbf1ae1bebe54a84f757b89410/models/llama3/model.py"
 OSS = f"{GITHUB}/openai/gpt-oss/blob/0568dfc94f09469e2968c2b90e50561d1b3fc424"
 MODELS = {
-    "Gemma 3": Known(
-        "linear",
-        PositionInterpolation(8.0),
-        1e6,
-        256,
-        "https://arxiv.org/abs/2503.19786",
+    "Gemma 3": ReleasedRope(
+        "linear", PositionInterpolation(8.0), 1e6, 256, "https://arxiv.org/abs/2503.19786"
     ),
-    "HY-MT1.5": Known(
-        "ntk",
-        Ntk(1000.0),
-        1e4,
-        128,
-        f"{GITHUB}/onnxruntime/mobius/pull/293",
+    "HY-MT1.5": ReleasedRope("ntk", Ntk(1000.0), 1e4, 128, f"{GITHUB}/onnxruntime/mobius/pull/293"),
+    "Llama 3.1": ReleasedRope("llama3", Llama3(8.0, 1.0, 4.0, 8192), 5e5, 128, LLAMA),
+    "Qwen2.5": ReleasedRope(
+        "yarn", Yarn(4.0, 32768), 1e6, 128, f"{FACE}/Qwen/Qwen2.5-7B-Instruct#processing-long-texts"
     ),
-    "Llama 3.1": Known("llama3", Llama3(8.0, 1.0, 4.0, 8192), 5e5, 128, LLAMA),
-    "Qwen2.5": Known(
-        "yarn",
-        Yarn(4.0, 32768),
-        1e6,
-        128,
-        f"{FACE}/Qwen/Qwen2.5-7B-Instruct#processing-long-texts",
+    "gpt-oss": ReleasedRope(
+        "yarn", Yarn(32.0, 4096, truncate=False), 1.5e5, 64, f"{OSS}/gpt_oss/torch/model.py"
     ),
-    "gpt-oss": Known(
-        "yarn",
-        Yarn(32.0, 4096, truncate=False),
-        1.5e5,
-        64,
-        f"{OSS}/gpt_oss/torch/model.py",
+    "DeepSeek-V3": ReleasedRope(
+        "yarn", Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0), 1e4, 64, V3, mla=True
     ),
-    "DeepSeek-V3": Known(
-        "yarn",
-        Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0),
-        1e4,
-        64,
-        V3,
-        mla=True,
-    ),
-    "Kimi K2": Known(
+    "Kimi K2": ReleasedRope(
         "yarn",
         Yarn(32.0, 4096, beta_fast=1.0, mscale=1.0, mscale_all_dim=1.0),
         5e4,
@@ -110,39 +84,31 @@ MODELS = {
         f"{GITHUB}/radixark/miles/issues/335",
         mla=True,
     ),
-    "Ministral 3": Known(
+    "Ministral 3": ReleasedRope(
         "yarn",
         Yarn(16.0, 16384, mscale=1.0, mscale_all_dim=1.0),
         1e6,
         128,
         f"{CODE}/ministral3/configuration_ministral3.py",
     ),
-    "Phi-3.5-mini": Known(
-        "longrope",
-        PHI,
-        1e4,
-        96,
-        f"{FACE}/microsoft/Phi-3.5-mini-instruct/blob/main/config.json",
+    "Phi-3.5-mini": ReleasedRope(
+        "longrope", PHI, 1e4, 96, f"{FACE}/microsoft/Phi-3.5-mini-instruct/blob/main/config.json"
     ),
-    "Gemma 4": Known(
-        "proportional",
-        Proportional(0.25),
-        1e6,
-        512,
-        f"{CODE}/gemma4/configuration_gemma4.py",
+    "Gemma 4": ReleasedRope(
+        "proportional", Proportional(0.25), 1e6, 512, f"{CODE}/gemma4/configuration_gemma4.py"
     ),
 }
-DRAWN = ("HY-MT1.5", "Phi-3.5-mini", "DeepSeek-V3", "Kimi K2", "Llama 3.1")
+PLOTTED = ("HY-MT1.5", "Phi-3.5-mini", "DeepSeek-V3", "Kimi K2", "Llama 3.1")
 
 
 def plain(theta: float, width: int) -> Tensor:
     return theta ** (-torch.arange(0, width, 2).double() / width)
 
 
-def slower(known: Known) -> Tensor:
+def slower(rope: ReleasedRope) -> Tensor:
     """How many times slower each pair is at the longest texts."""
-    before = plain(known.theta, known.width)
-    return before / known.scaling.at(2**20).slowed(before, known.theta)
+    frequencies = plain(rope.theta, rope.width)
+    return frequencies / rope.scaling.at(2**20).slowed(frequencies, rope.theta)
 
 
 def number(x: float) -> str:
@@ -152,58 +118,41 @@ def number(x: float) -> str:
 Lines = dict[str, tuple[list[float], list[float]]]
 
 
-def _drawn(
-    narrow: bool, *, lines: Lines, x: Scale, y: Scale, length: int = 0
-) -> Figure:
+def _curves(narrow: bool, *, lines: Lines, x: Scale, y: Scale, length: int = 0) -> Figure:
     """Lines with their names beside them; `length` is marked."""
-    legend = 20 * len(lines)
-    width, height = (358, 300 + legend) if narrow else (700, 310)
-    left, below = 44, 48 + legend + 10 if narrow else 46
-    wide = width - left - (26 if narrow else 220)
-    box = (left, below, wide, height - below - 30)
-    figure, axes, pixels = plots.axes_in((width, height), box, x=x, y=y)
-    axes.set_xlabel("{below}")
-    axes.text(0, box[3] + 9, "{above}", transform=pixels)
-    if length:
-        axes.axvline(length, color=plots.SOFT, linestyle=(0, (2, 3)))
-        axes.text(length, y[2][1], "{trained} ", ha="right", va="top")
-    at_x, at_y = (-left + 4, -66) if narrow else (wide + 22, box[3] - 14)
+    curves = {}
     for i, (name, (xs, ys)) in enumerate(lines.items()):
-        look: dict[str, Any] = {"linewidth": 1.8, "markersize": 5} | LOOKS[i]
-        every = (i * 2 % 8, max(len(xs) // 6, 1))
-        axes.plot(xs, ys, **look, markevery=every, clip_on=False)
-        at = at_y - 20 * i
-        inside: Any = {"transform": pixels, "clip_on": False}
-        axes.plot([at_x, at_x + 26], [at, at], **look, **inside)
-        axes.text(at_x + 34, at, name, va="center", transform=pixels)
-    return figure
+        markers = i * 2 % 8, max(len(xs) // 6, 1)  # not all in one column
+        curves[name] = plots.Curve(xs, ys, LOOKS[i], markers)
+    return plots.curves(
+        narrow,
+        curves,
+        x=x,
+        y=y,
+        names=("{below}", "{above}"),
+        left=44,
+        legend=220,
+        landmark=(length, "{trained}") if length else None,
+    )
 
 
 def curves() -> Plot:
     """How many times slower each pair turns, model by model."""
     lines: Lines = {}
-    for name in (*DRAWN, "Gemma 3"):
-        known = MODELS[name]
-        ys = slower(known).tolist()
+    for name in (*PLOTTED, "Gemma 3"):
+        rope = MODELS[name]
+        ys = slower(rope).tolist()
         xs = [100 * p / (len(ys) - 1) for p in range(len(ys))]
-        lines[f"{name}, {known.kind}"] = xs, ys
+        lines[f"{name}, {rope.kind}"] = xs, ys
     rows: list[Row] = []
     for name in MODELS:
         ratio = slower(MODELS[name]).tolist()
-        at = [round(share * (len(ratio) - 1) / 4) for share in range(5)]
-        cells = [
-            Word("still") if math.isinf(ratio[p]) else number(ratio[p])
-            for p in at
-        ]
+        indices = [round(share * (len(ratio) - 1) / 4) for share in range(5)]
+        cells = [Word("still") if math.isinf(ratio[p]) else number(ratio[p]) for p in indices]
         rows.append([name, f"`{MODELS[name].kind}`", *cells])
     shares = {float(n): f"{n}{chr(160)}%" for n in range(0, 101, 25)}
     steps = {float(10**n): f"{10**n:,}" for n in range(4)}
-    draw = partial(
-        _drawn,
-        lines=lines,
-        x=(0, shares, (0.0, 100.0)),
-        y=(10, steps, (0.9, 1000.0)),
-    )
+    draw = partial(_curves, lines=lines, x=(0, shares, (0.0, 100.0)), y=(10, steps, (0.9, 1000.0)))
     draw.__name__ = "curves"  # type: ignore[attr-defined]
     return plots.plotted(draw, rows)
 
@@ -218,13 +167,13 @@ OF_LLAMA: dict[str, Scaling | None] = {
 
 
 def score(scaling: Scaling | None, distance: float) -> float:
-    """Of a vector with itself, all pairs alike, in Llama 3.1: the mean of the
-    cosines, around this distance."""
+    """The score of a vector with itself, all pairs alike, in Llama 3.1: the
+    mean of the cosines around this distance."""
     theta, width = MODELS["Llama 3.1"].theta, MODELS["Llama 3.1"].width
     f = plain(theta, width)
     f = f if scaling is None else scaling.slowed(f, theta)
-    near = distance * 2 ** torch.linspace(-1, 1, 4000).double()
-    return (near[:, None] * f).cos().mean().item()
+    distances = distance * 2 ** torch.linspace(-1, 1, 4000).double()
+    return (distances[:, None] * f).cos().mean().item()
 
 
 def scores() -> Plot:
@@ -232,10 +181,7 @@ def scores() -> Plot:
     last = find_model("llama-3.1-8b").max_context
     far_out = [2 ** (n / 2) for n in range(round(2 * math.log2(last)) + 1)]
     lines: Lines = {
-        f"{{{name}}}" if scaling is None else name: (
-            far_out,
-            [score(scaling, d) for d in far_out],
-        )
+        f"{{{name}}}" if scaling is None else name: (far_out, [score(scaling, d) for d in far_out])
         for name, scaling in OF_LLAMA.items()
     }
     distances = (1, 8, 64, 512, 8192, 65536, last)
@@ -249,7 +195,7 @@ def scores() -> Plot:
     marks = {float(d): f"{d:,}" for d in (1, 8, 64, 512, 8192, last)}
     steps = {n / 4: f"{n / 4:g}" for n in range(5)}
     draw = partial(
-        _drawn,
+        _curves,
         lines=lines,
         x=(2, marks, (1.0, float(last))),
         y=(0, steps, (0.0, 1.0)),
@@ -281,11 +227,11 @@ def released() -> Iterator[Row]:
 def yarn_ramp() -> Iterator[Row]:
     """The pairs of DeepSeek-V3's RoPE key before and after YaRN."""
     _, yarn, theta, dim, *_ = MODELS["DeepSeek-V3"]
-    before = plain(theta, dim)
-    after = yarn.slowed(before, theta)
-    ramp = (1 - after / before) / (1 - 1 / 40)
+    plain_frequencies = plain(theta, dim)
+    slowed_frequencies = yarn.slowed(plain_frequencies, theta)
+    ramp = (1 - slowed_frequencies / plain_frequencies) / (1 - 1 / 40)
     for p in (0, 10, 13, 16, 20, 23, 31):
-        waves = [2 * math.pi / f[p].item() for f in (before, after)]
+        waves = [2 * math.pi / f[p].item() for f in (plain_frequencies, slowed_frequencies)]
         yield [
             str(p),
             f"{4096 / waves[0]:.2f}",
@@ -294,11 +240,9 @@ def yarn_ramp() -> Iterator[Row]:
         ]
 
 
-def turned(
-    x: Tensor, theta: float, scaling: Scaling | None, first: int = 0
-) -> Tensor:
-    at = torch.arange(first, first + x.shape[2])
-    table = attnref.rope_table(at, x.shape[3], theta=theta, scaling=scaling)
+def turned(x: Tensor, theta: float, scaling: Scaling | None, first: int = 0) -> Tensor:
+    positions = torch.arange(first, first + x.shape[2])
+    table = attnref.rope_table(positions, x.shape[3], theta=theta, scaling=scaling)
     return attnref.apply_rope(x, *table)
 
 
@@ -306,22 +250,22 @@ def stale() -> Iterator[Row]:
     """A prompt of the trained length, then token by token: the last output
     with the keys of the cache, and with all keys rotated anew."""
     torch.manual_seed(0)
-    trained, last = 4096, 5120
-    lengths = trained, trained + 1, trained + 256, last
+    length, last = 4096, 5120
+    lengths = length, length + 1, length + 256, last
     columns = []
-    for scaling, width in ((DynamicNtk(8.0, trained), 128), (PHI, 96)):
+    for scaling, width in ((DynamicNtk(8.0, length), 128), (PHI, 96)):
         q, k, v = torch.randn(3, 1, 4, last, width)
-        stored = [turned(k[:, :, :trained], 1e4, scaling.at(trained))]
-        for j in range(trained, last):
+        parts = [turned(k[:, :, :length], 1e4, scaling.at(length))]
+        for j in range(length, last):
             token = k[:, :, j : j + 1]
-            stored.append(turned(token, 1e4, scaling.at(j + 1), j))
-        cached, column = torch.cat(stored, dim=2), []
+            parts.append(turned(token, 1e4, scaling.at(j + 1), j))
+        cache, column = torch.cat(parts, dim=2), []
         for T in lengths:
             now = scaling.at(T)
             query = turned(3 * q[:, :, T - 1 : T], 1e4, now, T - 1)
             out, want = (
                 attnref.sdpa(query, keys, v[:, :, :T])
-                for keys in (cached[:, :, :T], turned(k[:, :, :T], 1e4, now))
+                for keys in (cache[:, :, :T], turned(k[:, :, :T], 1e4, now))
             )
             column.append(far(out, want))
         columns.append(column)
@@ -333,12 +277,12 @@ def mistaken() -> Iterator[Row]:
     """The output of the last of some tokens: how far each mistake is."""
     torch.manual_seed(0)
     T = 8192
-    drawn = torch.randn(3, 1, 4, T, 128)
+    qkv = torch.randn(3, 1, 4, T, 128)
     oss = Yarn(32.0, 4096, truncate=False)
 
     def out(name: str, scaling: Scaling | None) -> Tensor:
         _, _, theta, width, *_ = MODELS[name]
-        q, k, v = drawn[..., :width]
+        q, k, v = qkv[..., :width]
         query = turned(3 * q[:, :, -1:], theta, scaling, T - 1)
         return attnref.sdpa(query, turned(k, theta, scaling), v)
 
@@ -356,14 +300,12 @@ def mistaken() -> Iterator[Row]:
 
 def growing() -> Iterator[Row]:
     """The factors of queries in Llama 4 and Ministral 3."""
-    at = torch.tensor([8190, 8191, 16383, 16384, 131072, 1048576])
+    positions = torch.tensor([8190, 8191, 16383, 16384, 131072, 1048576])
     ids = "llama-4-scout", "ministral-3-3b"
-    of = [attention_of(configs()[id], layer=3) for id in ids]
-    for i in at:
-        steps = [(i + r.q_growth_from) // r.q_growth_every for r in of]
-        factors = [
-            1 + r.q_growth * n.log1p() for r, n in zip(of, steps, strict=True)
-        ]
+    records = [attention_of(configs()[id], layer=3) for id in ids]
+    for i in positions:
+        steps = [(i + r.q_growth_from) // r.q_growth_every for r in records]
+        factors = [1 + r.q_growth * n.log1p() for r, n in zip(records, steps, strict=True)]
         yield [f"{int(i):,}", *(f"{x.item():.3f}" for x in factors)]
 
 

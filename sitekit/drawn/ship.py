@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnref.numbers.kv_memory import size
-from sitekit.drawing.recorded import Watching
+from sitekit.drawing.recorder import Recorder
 from sitekit.markdown.render import Row, Word
 
 
@@ -32,12 +32,7 @@ GROUPED = f"{SDPA}(q, k, v, is_causal=True, enable_gqa=True)"
 ONE = f"{SDPA}(one.view(B, K, H // K, D)"
 LINES = {
     "causal": {
-        "train": Line(
-            "fused(q, k, v, causal)",
-            GROUPED,
-            "sdpa(q, k, v, causal_mask(T))",
-            "inputs",
-        ),
+        "train": Line("fused(q, k, v, causal)", GROUPED, "sdpa(q, k, v, causal_mask(T))", "inputs"),
         "prefill": Line(
             "fused(q, *stored, causal)",
             f"{SDPA}(q, *stored, is_causal=True, enable_gqa=True)",
@@ -54,15 +49,13 @@ LINES = {
         ),
         "pads_left": Line(
             "fused(q, k, v, causal_mask(T) & padding_mask(left))",
-            f"{SDPA}(q, k, v, attn_mask=causal_mask(T) & left[:, None, None], "
-            "enable_gqa=True)",
+            f"{SDPA}(q, k, v, attn_mask=causal_mask(T) & left[:, None, None], enable_gqa=True)",
             "sdpa(q, k, v, causal_mask(T) & padding_mask(left))",
             "mask",
         ),
         "cross": Line(
             "fused(new, k, v, padding_mask(right))",
-            f"{SDPA}(new, k, v, attn_mask=right[:, None, None], "
-            "enable_gqa=True)",
+            f"{SDPA}(new, k, v, attn_mask=right[:, None, None], enable_gqa=True)",
             "sdpa(new, k, v, padding_mask(right))",
             "inputs",
         ),
@@ -73,14 +66,11 @@ LINES = {
             f"{SDPA}(new, k, v, attn_mask=aligned, enable_gqa=True)",
             "sdpa(new, k, v, causal_mask(N, T))",
             "mask",
-        ),
+        )
     },
     "decode": {
         "decode": Line(
-            "fused(one, k, v)",
-            f"{ONE}, k, v).view(B, H, 1, D)",
-            "sdpa(one, k, v)",
-            "inputs",
+            "fused(one, k, v)", f"{ONE}, k, v).view(B, H, 1, D)", "sdpa(one, k, v)", "inputs"
         ),
         "decode_left": Line(
             "fused(one, k, v, padding_mask(left))",
@@ -119,15 +109,13 @@ LINES = {
     "mla": {
         "mla": Line(
             "fused(wide_q, wide_k, v_mla, causal)",
-            f"{SDPA}(wide_q, wide_k, F.pad(v_mla, (0, DR)), is_causal=True)"
-            "[..., :DN]",
+            f"{SDPA}(wide_q, wide_k, F.pad(v_mla, (0, DR)), is_causal=True)[..., :DN]",
             "sdpa(wide_q, wide_k, v_mla, causal_mask(T))",
             "inputs",
         ),
         "mla_decode": Line(
             "fused(absorbed, entry, entry[..., :R], scale=scale)",
-            f"{SDPA}(absorbed.transpose(1, 2), entry, entry, scale=scale)"
-            "[..., :R].transpose(1, 2)",
+            f"{SDPA}(absorbed.transpose(1, 2), entry, entry, scale=scale)[..., :R].transpose(1, 2)",
             "sdpa(absorbed, entry, entry[..., :R], scale=scale)",
             "inputs",
         ),
@@ -141,15 +129,13 @@ LINES = {
         ),
         "second": Line(
             "sdpa(q, k, v, causal)",
-            f"sdpa_kernel(SDPBackend.MATH)({SDPA})"
-            "(q, k, v, is_causal=True, enable_gqa=True)",
+            f"sdpa_kernel(SDPBackend.MATH)({SDPA})(q, k, v, is_causal=True, enable_gqa=True)",
             "sdpa(q, k, v, causal_mask(T))",
             "scores",
         ),
         "compile": Line(
             'torch.compile(fused, backend="eager")(q, k, v, causal)',
-            f'torch.compile({SDPA}, backend="eager")'
-            "(q, k, v, is_causal=True, enable_gqa=True)",
+            f'torch.compile({SDPA}, backend="eager")(q, k, v, is_causal=True, enable_gqa=True)',
             "sdpa(q, k, v, causal_mask(T))",
             "inputs",
         ),
@@ -163,7 +149,7 @@ LINES = {
 }
 
 
-def wrapped(call: str, width: int = 40) -> list[str]:
+def wrap(call: str, width: int = 40) -> list[str]:
     """A call in lines, broken after a space or a bracket."""
     lines = [""]
     for part in re.findall(r"[^ (]+[ (]*", call):
@@ -177,27 +163,21 @@ def lines(*sections: str) -> Iterator[Row]:
     """The situation, the calls, and the trap."""
     for section in sections:
         for key, line in LINES[section].items():
-            yield [
-                Word(key),
-                [*wrapped(line.theirs), "", *wrapped(line.ours)],
-                Word(f"{key}_trap"),
-            ]
+            yield [Word(key), [*wrap(line.theirs), "", *wrap(line.ours)], Word(f"{key}_trap")]
 
 
-class Seen(Watching):
-    """What is called within, and the bytes of the largest new tensor."""
+class KernelRecorder(Recorder):
+    """Names of called operations, and the bytes of the largest new tensor."""
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.inputs = {x.untyped_storage().data_ptr() for x in inputs}
-        self.called: set[str] = set()
+        self.calls: set[str] = set()
         self.largest = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.called.add(func.__name__)
+        self.calls.add(func.__name__)
         for x in out if isinstance(out, tuple) else (out,):
             if isinstance(x, Tensor):
                 memory = x.untyped_storage()
@@ -208,7 +188,7 @@ class Seen(Watching):
     @property
     def kernel(self) -> str:
         """The fused kernel for CPUs, or the operations of the formula."""
-        fused = any("flash_attention_for_cpu" in name for name in self.called)
+        fused = any("flash_attention_for_cpu" in name for name in self.calls)
         return "flash" if fused else "math"
 
 
@@ -230,26 +210,21 @@ CALLS = {
 
 
 @cache
-def observed() -> dict[str, Seen]:
-    """Each of `CALLS`, made."""
+def recorders() -> dict[str, KernelRecorder]:
+    """What each of `CALLS` runs."""
     q, k, v = torch.randn(3, 1, HEADS, TOKENS, WIDTH)
     mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     bias = torch.zeros(TOKENS, TOKENS)
-    known = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "F": F}
+    names = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "F": F}
     result = {}
     for key, call in CALLS.items():
-        seen = Seen((q, k, v, mask, bias))
-        with seen:
-            eval(f"{SDPA}({call})", known)
-        result[key] = seen
+        recorder = KernelRecorder((q, k, v, mask, bias))
+        with recorder:
+            eval(f"{SDPA}({call})", names)
+        result[key] = recorder
     return result
 
 
 def kernels() -> Iterator[Row]:
-    for key, seen in observed().items():
-        yield [
-            Word(key),
-            wrapped(CALLS[key], 36),
-            Word(seen.kernel),
-            size(seen.largest),
-        ]
+    for key, recorder in recorders().items():
+        yield [Word(key), wrap(CALLS[key], 36), Word(recorder.kernel), size(recorder.largest)]

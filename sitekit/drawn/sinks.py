@@ -25,12 +25,9 @@ def shares() -> Tensor:
 def gated() -> Tensor:
     """What reaches the output of three keys: weights, with a sink of 5 at the
     softmax, and times a gate of sigmoid(-2) behind it."""
-    plain, both = (
-        SCORES.softmax(0),
-        torch.cat((SCORES, SCORES.new_full((1,), 5))),
-    )
+    plain, with_sink = (SCORES.softmax(0), torch.cat((SCORES, SCORES.new_full((1,), 5))))
     gate = torch.tensor(-2.0).double().sigmoid()
-    return torch.stack((plain, both.softmax(0)[:3], gate * plain))
+    return torch.stack((plain, with_sink.softmax(0)[:3], gate * plain))
 
 
 def three_forms() -> Iterator[Row]:
@@ -69,10 +66,10 @@ def mistaken() -> Iterator[Row]:
         return [Word(word), far(out, want)]
 
     yield row("left", attnref.sdpa(q, k, v, mask))
-    scaled = attnref.sdpa(q, k, v, mask, sinks=sinks * D**-0.5)
-    yield row("scaled", scaled)
-    shared = sinks.view(K, H // K)[:, :1].expand(K, H // K).reshape(H)
-    yield row("shared", attnref.sdpa(q, k, v, mask, sinks=shared))
+    scaled_sinks = attnref.sdpa(q, k, v, mask, sinks=sinks * D**-0.5)
+    yield row("scaled", scaled_sinks)
+    shared_sinks = sinks.view(K, H // K)[:, :1].expand(K, H // K).reshape(H)
+    yield row("shared", attnref.sdpa(q, k, v, mask, sinks=shared_sinks))
     parts = [
         attnref.flash_lse(q, k[:, :, i], v[:, :, i], mask[:, i], sinks=sinks)
         for i in (slice(0, 12), slice(12, S))
@@ -89,23 +86,14 @@ def two_positions() -> Iterator[Row]:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 8, 1, 8192, WIDTH)
     for length in (64, 128, 1024, 8192):
-        kept, places = streaming_positions(length, FIRST, LAST)
+        text, cache = streaming_positions(length, FIRST, LAST)
         outs = []
-        for positions in (kept, places):
+        for positions in (text, cache):
             last, keys = attnref.rotate(
-                q[:, :, kept],
-                k[:, :, kept],
-                rope=attnref.Rope(THETA),
-                positions=positions,
+                q[:, :, text], k[:, :, text], rope=attnref.Rope(THETA), positions=positions
             )
-            outs.append(attnref.sdpa(last[:, :, -1:], keys, v[:, :, kept]))
-        yield [
-            f"{length:,}",
-            str(len(kept)),
-            f"{length - 1:,}",
-            str(len(kept) - 1),
-            far(*outs),
-        ]
+            outs.append(attnref.sdpa(last[:, :, -1:], keys, v[:, :, text]))
+        yield [f"{length:,}", str(len(text)), f"{length - 1:,}", str(len(text) - 1), far(*outs)]
 
 
 def numbers() -> dict[str, object]:
@@ -116,9 +104,9 @@ def numbers() -> dict[str, object]:
     want = rope(keys.float(), torch.full((64,), -500), THETA)
     result: dict[str, object] = {}
     for name, moves in ("once", 1), ("often", 100):
-        moved = keys
+        k = keys
         for _ in range(moves):
-            moved = rope(moved, torch.full((64,), -500 // moves), THETA)
-        off = (moved.float() - want).abs().max() / want.abs().max()
+            k = rope(k, torch.full((64,), -500 // moves), THETA)
+        off = (k.float() - want).abs().max() / want.abs().max()
         result[name] = off.item()
     return result

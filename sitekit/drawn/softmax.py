@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 
 import attnref
-from sitekit.drawing import steps
-from sitekit.drawing.steps import Frame, Steps
 from sitekit.drawn.masks import DTYPES
 from sitekit.markdown.render import Row
 from sitekit.markdown.tables import code
@@ -24,38 +22,16 @@ def _number(x: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def weights(temperature: float, more: float = 0) -> Tensor:
-    """Of the scores 2, 1 and 0, to two digits; or of larger ones."""
-    scores = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64) + more
+def weights(temperature: float, shift: float = 0) -> Tensor:
+    """The weights of the scores 2, 1 and 0, plus a shift, to two digits."""
+    scores = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64) + shift
     return attnref.softmax(scores / temperature).round(decimals=2)
 
 
-def temperatures() -> Steps:
-    """Scores, what they are divided by, and weights as bars."""
-    frames = []
-    for temperature, more in ((1, 0), (1, 100), (0.5, 0), (2, 0)):
-        values = weights(temperature, more).tolist()
-        marks = [
-            steps.text("soft small end", 112, 16, "{score}"),
-            steps.text("soft small start", 130, 16, "{weight}"),
-        ]
-        for n, w in enumerate(values):
-            y = 54 + 44 * n
-            score = f"{2 - n + more:g}"
-            if temperature != 1:
-                score += f" / {temperature:g}"
-            marks += [
-                steps.text("query end", 112, y, score),
-                steps.box("share", 130, y - 13, 190 * w, 26),
-                steps.text("start", 138 + 190 * w, y, f"{w:.2f}"),
-            ]
-        scores = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64) + more
-        exponentials = (scores / temperature).exp()
-        both = {"exponentials": exponentials.tolist(), "weights": values}
-        facts = {k: ", ".join(f"{x:.2f}" for x in v) for k, v in both.items()}
-        facts["sum"] = f"{exponentials.sum():.2f}"
-        frames.append(Frame(marks, facts))
-    return Steps(380, 170, frames)
+def ranges() -> dict[str, tuple[float, float]]:
+    """The largest number of each dtype, and the smallest above 0."""
+    limits = {str(dtype).removeprefix("torch."): torch.finfo(dtype) for dtype in DTYPES}
+    return {name: (x.max, x.smallest_normal * x.eps) for name, x in limits.items()}
 
 
 def exp_range() -> Iterator[Row]:
@@ -63,14 +39,14 @@ def exp_range() -> Iterator[Row]:
     for dtype in DTYPES:
         largest = torch.finfo(dtype).max
         limit = math.log(largest)
-        past = torch.tensor([math.floor(limit) + 1.0, 0.0], dtype=dtype)
-        both = past.exp() / past.exp().sum(), attnref.softmax(past)
+        scores = torch.tensor([math.floor(limit) + 1.0, 0.0], dtype=dtype)
+        results = scores.exp() / scores.exp().sum(), attnref.softmax(scores)
         yield [
             code(dtype),
             _number(largest),
             f"{limit:.1f}",
             _number(torch.tensor(12.0, dtype=dtype).exp().item()),
-            *(code([round(w, 3) for w in x.tolist()]) for x in both),
+            *(code([round(w, 3) for w in x.tolist()]) for x in results),
         ]
 
 
@@ -86,10 +62,10 @@ def chunks() -> Iterator[Row]:
         scores = SCORES[start : start + 2]
         largest = max(m, *scores)
         scale = math.exp(m - largest)
-        new = [math.exp(s - largest) for s in scores]
+        exponentials = [math.exp(s - largest) for s in scores]
         values = VALUES[start : start + 2]
-        total = total * scale + sum(new)
-        out = out * scale + sum(e * v for e, v in zip(new, values, strict=True))
+        total = total * scale + sum(exponentials)
+        out = out * scale + sum(e * v for e, v in zip(exponentials, values, strict=True))
         m = largest
         yield [
             ", ".join(f"{s:g}" for s in scores),
@@ -104,7 +80,7 @@ def chunks() -> Iterator[Row]:
 def numbers() -> dict[str, object]:
     """What the text says of three scores, and of chunks."""
     one, two, three = weights(temperature=1).tolist()
-    (_, _, _, first, *_), (_, _, factor, both, *_), *_ = chunks()
+    (_, _, _, first, *_), (_, _, factor, second_sum, *_), *_ = chunks()
     return {
         "exp_of_2": math.exp(2),
         "exp_of_1": math.exp(1),
@@ -117,5 +93,5 @@ def numbers() -> dict[str, object]:
         "overflow": math.log(torch.finfo(torch.float16).max),
         "sum_1": first,
         "factor": factor,
-        "sum_2": both,
+        "sum_2": second_sum,
     }

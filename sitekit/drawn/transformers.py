@@ -21,12 +21,12 @@ def checkpoints() -> Iterator[Row]:
     for row in oracles()["checkpoints"]:
         model = [row["model_type"], *filter(None, [row["config"]])]
         wrong = row["verdict"] == "wrong"
-        why = Word(row["reason"]) if wrong else code(*row["found"] or ())
+        reason = Word(row["reason"]) if wrong else code(*row["found"] or ())
         yield [
             code(*model),
             Word(row["verdict"]),
             f"{row['found']:g}" if wrong else "",
-            why,
+            reason,
             code(*row["cure"]),
             Word(row["from_config"]),
         ]

@@ -3,6 +3,7 @@ entered. The script of the page is made of the Python that writes it here. And
 what is refused, what each part is worth, and all families that are known."""
 
 import json
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -10,14 +11,15 @@ from typing import Any
 
 from attnref.released import record
 from attnref.released.devices import devices
+from attnref.released.difference import difference
 from attnref.released.generate import source, sources
 from attnref.released.record import attention_of, families
 from attnref.released.specs import models as known_models
-from attnref.words import origin, speaking
+from attnref.words import chinese, origin, speaking
 from sitekit import ROOT
+from sitekit.drawing.strips import KINDS, paths
 from sitekit.drawn.operations import GPUS
-from sitekit.drawn.released import KINDS, drawn
-from sitekit.markdown.render import Rows, Words, render
+from sitekit.markdown.render import Rows, Word, Words, render
 from sitekit.released import released as models
 from sitekit.released import told
 from sitekit.released.javascript import Table, bundle, of_table, string, strings
@@ -26,17 +28,14 @@ from sitekit.released.jinja import of_templates
 FIRST = "qwen3-8b"
 RANKS = 1, 2, 4, 8, 16, 32
 BOUND = 2e-6  # of the relative error against transformers, which a test holds
-CHOSEN: dict[str, Any] = {
-    "device": "h100",
-    "ranks": 1,
-    "weights": "bf16",
-    "cache": "bf16",
-}
+CHOSEN: dict[str, Any] = {"device": "h100", "ranks": 1, "weights": "bf16", "cache": "bf16"}
 CHOSEN |= {"tokens": 32_768}
-SENTENCES = "weighs", "uncounted", "fits", "none", "step"
+SENTENCES = "weighs", "uncounted", "fits", "none", "step", "state"
+OTHERS = "letters", "kinds", "norms", "gates", "keys", "join", "some"
+FILTERS = "$,$b,when,unless,otherwise"  # what compiled templates read
 REFUSALS = (
     *("empty", "html", "place", "quotes"),
-    *("comma", "json", "offline", "object", "unknown"),
+    *("comma", "json", "offline", "object", "unknown", "blank"),
 )
 
 
@@ -49,20 +48,20 @@ def yours(
     words: dict[str, str] | None = None,
 ) -> str:
     """A part of the page, as it is for the first model."""
-    own, data = Words(words), told.answer(text(), models.words(), language)
-    facts: dict[str, Any] = {"part": part, "words": own, "caption": caption}
+    texts, data = Words(words), told.answer(text(), models.words(), language)
+    facts: dict[str, Any] = {"part": part, "words": texts, "caption": caption}
     if part == "form":
         facts["models"] = {m.id: m.name for m in models.released().values()}
         facts["text"], facts["first"] = text(), FIRST
         facts["known"] = {"words": _words(language), "kinds": KINDS}
-        facts["known"]["refusals"] = {name: own[name] for name in REFUSALS}
+        facts["known"]["refusals"] = {name: texts[name] for name in REFUSALS}
     if part == "card":
-        strip = drawn([(letter, False) for letter in data["letters"]])
+        strip = paths([(letter, False) for letter in data["letters"]])
         facts |= {"strip": strip, "said": data}
         facts["card"] = models.card(
             models.released()[FIRST].name,
             told.counted(text()),
-            data["whole"],
+            data["reused"],
             language,
             [*devices()],
             RANKS,
@@ -71,26 +70,22 @@ def yours(
     if part == "layers":
         facts |= {"said": data, "head": head}
     if part == "rope":
-        facts |= {"curves": data["curves"], "label": own["label"]}
-        facts["ticks"] = [
-            (told.HEIGHT - 10 * n, f"1e{n}") for n in (1, 3, 5, 7)
-        ]
-        facts["sentences"] = [
-            own["turns"].format(*ends) for _, _, *ends in data["curves"]
-        ]
-        facts["known"] = {"turns": own["turns"]}
+        facts |= {"curves": data["curves"], "label": texts["label"]}
+        facts["ticks"] = [(told.HEIGHT - 10 * n, f"1e{n}") for n in (1, 3, 5, 7)]
+        facts["sentences"] = [texts["turns"].format(*ends) for _, _, *ends in data["curves"]]
+        facts["known"] = {"turns": texts["turns"]}
     if part == "differs":
         first = models.released()[FIRST]
-        lost = models.losses(first.records)
-        facts["list"] = models.listed(first.records, lost, language)
+        losses = models.losses(first.records)
+        facts["list"] = models.list_differences(first.records, losses, language)
         facts["nothing"], facts["model"] = not data["differs"], first.name
         facts["known"] = _losses(language)
     if part == "memory":
-        facts["found"] = told.memory(told.counted(text()), use(), own)
+        facts["found"] = told.memory(told.counted(text()), told.Stored([]), use(), texts)
         facts["head"] = head
         facts["known"] = {
-            "whole": data["whole"],
-            "words": {name: own[name] for name in SENTENCES},
+            "reused": data["reused"],
+            "words": {name: texts[name] for name in SENTENCES},
             "devices": {
                 id: [device.mib, GPUS[id].bandwidth if id in GPUS else None]
                 for id, device in devices().items()
@@ -99,29 +94,26 @@ def yours(
     return render("yours", **facts)
 
 
-def use(**changed: Any) -> told.Use:
-    chosen = CHOSEN | changed
+def use(**changes: Any) -> told.Use:
+    chosen = CHOSEN | changes
     gpu = GPUS.get(chosen["device"])
     return told.Use(
-        mib=devices()[chosen.pop("device")].mib,
-        bandwidth=gpu.bandwidth if gpu else None,
-        **chosen,
+        mib=devices()[chosen.pop("device")].mib, bandwidth=gpu.bandwidth if gpu else None, **chosen
     )
 
 
 def _words(language: str) -> dict[str, Any]:
-    """Of released.yml, in one language."""
+    """Of parts.toml, in one language."""
     every = models.words()
-    page = {n: every["page"][n] for n in ("join", "some")}
     parts = {n: {"differs": p["differs"]} for n, p in every["parts"].items()}
-    others = {n: every[n] for n in ("letters", "kinds", "norms", "gates")}
+    others = {n: every[n] for n in OTHERS}
 
     def of_one(value: Any) -> Any:
         if isinstance(value, dict) and language in value:
             return {language: value[language]}
         return {name: of_one(each) for name, each in value.items()}
 
-    return dict(of_one({"page": page, "parts": parts, **others}))
+    return dict(of_one({"parts": parts, **others}))
 
 
 def text() -> str:
@@ -133,28 +125,63 @@ def written(config: dict[str, Any]) -> str:
     return json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True)
 
 
+def script(language: str) -> str:
+    """assets/record.js: the record, the file and the numbers of a config. Its
+    messages are in the language of the page."""
+    text = _script()
+    with speaking(language):
+        messages = {
+            english: text_zh
+            for english, text_zh in chinese().items()
+            if json.dumps(english) in text
+        }
+    return f"const messages={strings(messages)};\n{text}"
+
+
 @cache
-def script() -> str:
-    """assets/record.js: the record, the file and the numbers of a config."""
+def _script() -> str:
     roots = ["answer", "read", "lines_of"]
-    roots += ["counted", "card", "memory", "Use"]
+    roots += ["weighed", "card", "memory", "Use"]
     return bundle(
-        [("sitekit.released.told", name) for name in roots],
+        [*(("sitekit.released.told", name) for name in roots), ("attnref.words", "message")],
         {
             **_table().functions,
-            "attnref.released.generate.template": of_templates(
-                {name: source(name) for name in sources()}
+            "attnref.released.generate.template": (
+                f"(t=>(name='attention')=>t[name]??mixerTemplates({{{FILTERS}}})[name])"
+                f"({of_templates(_templates(mixers=False))})"
             ),
-            "attnref.words.chinese": "()=>$.dict([])",
+            "attnref.released.published._rows": f"cache(()=>loads({_published()}))",
+            # Beside what is pasted, there are no files.
+            "attnref.released.stored.nvidia_file": "()=>null",
+            "attnref.released.stored.index_bytes": "()=>0n",
+            "attnref.released.stored.checked_pattern": "(text)=>text",
+            "attnref.words.chinese": "cache(()=>$.from(messages))",
             "attnref.words.origin": f"()=>{json.dumps(origin())}",
         },
     )
 
 
+def mixers() -> str:
+    """assets/mixers.js: the templates of other layers than softmax attention,
+    which come once a config has such a layer."""
+    return f"mixerTemplates=({{{FILTERS}}})=>({of_templates(_templates(mixers=True))});\n"
+
+
+def _templates(*, mixers: bool) -> dict[str, str]:
+    paths = sources().items()
+    return {name: source(name) for name, p in paths if (p.parent.name == "mixers") is mixers}
+
+
+def _published() -> str:
+    """What published files call weights, as JSON in a string."""
+    path = Path(str(record.__file__)).with_name("checkpoints.toml")
+    return string(json.dumps(tomllib.loads(path.read_text("utf-8"))))
+
+
 @cache
 def _table() -> Table:
-    own = Path(str(record.__file__))
-    return of_table(*map(own.with_name, ("sizes.toml", "families.toml")))
+    file = Path(str(record.__file__))
+    return of_table(*map(file.with_name, ("sizes.toml", "families.toml")))
 
 
 def configs() -> str:
@@ -175,25 +202,41 @@ def configs() -> str:
 
 
 def released(
-    *, language: str, what: str, caption: str, head: list[object]
+    *,
+    language: str,
+    what: str,
+    caption: str,
+    head: list[object],
+    words: dict[str, str] | None = None,
 ) -> str:
-    made = {"refused": refused, "parts": parts, "families": known}
-    rows = made[what](language)
-    text = caption.format(**counts())
-    return render(
-        "table", caption=text, head=head, rows=rows, words=Words(None)
-    )
+    tables = {"refused": refused, "parts": parts, "families": known, "fields": differing}
+    rows = tables[what](language)
+    text = caption.format(**counts(), layers=" / ".join(map(str, two()["layers"])))
+    return render("table", caption=text, head=head, rows=rows, words=Words(words))
+
+
+@cache
+def two() -> dict[str, Any]:
+    """What differs between the model of most ports and the first model."""
+    first, second = (models.released()[id].reading for id in ("llama-3.1-8b", FIRST))
+    return difference(first, second)
+
+
+def differing(language: str) -> Rows:
+    (kinds,) = two()["kinds"]
+    rows: Rows = [[f"`{name}`", *map(str, pair)] for name, pair in kinds["fields"].items()]
+    return [*rows, [Word("token"), *map("{:,}".format, two()["bytes"]["token"])]]
 
 
 def numbers() -> dict[str, object]:
-    """Of how many models the file has every layer."""
-    every = [*known_models().values()]
+    """The number of models whose file has every layer."""
+    all_models = [*known_models().values()]
     nothing = {"mlp", "moe"}  # feed-forward layers mix no tokens
-    files = {n: m for n, m in models.released().items() if {*m.left} <= nothing}
-    year = max(model.date for model in every)[:4]
-    recent = [model.id for model in every if model.date.startswith(year)]
+    files = {n: m for n, m in models.released().items() if {*m.missing_kinds} <= nothing}
+    year = max(model.date for model in all_models)[:4]
+    recent = [model.id for model in all_models if model.date.startswith(year)]
     return {
-        "models": len(every),
+        "models": len(all_models),
         "whole": len(files),
         "year": year,
         "recent": len(recent),
@@ -213,7 +256,7 @@ def counts() -> dict[str, Any]:
 
 
 def _record() -> dict[str, Any]:
-    """As tests/released/oracles/test_families.py wrote it."""
+    """What tests/released/oracles/test_families.py recorded."""
     path = ROOT / "sitekit/drawn/families.json"
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if record.keys() != families().keys():
@@ -258,33 +301,30 @@ def parts(language: str) -> Rows:
             f"{error:.2g}",
             str(sum(part in parts for parts in having)),
         ]
-        for part, (error, model) in sorted(
-            first.items(), key=lambda item: -item[1][0]
-        )
+        for part, (error, model) in sorted(first.items(), key=lambda item: -item[1][0])
     ]
 
 
 def _losses(language: str) -> dict[str, Any]:
     """What the output of each released model loses with each part, and of a
     config that is none of them, that of the first model of its family."""
-    every = models.released().values()
+    pages = models.released().values()
     losses = {
         model.id: {
-            part: float(f"{error:.2g}")
-            for part, error in models.losses(model.records).items()
+            part: float(f"{error:.2g}") for part, error in models.losses(model.records).items()
         }
-        for model in every
+        for model in pages
     }
     return {
         "losses": losses,
-        "first": {model.family: model.id for model in reversed([*every])},
+        "first": {model.family: model.id for model in reversed([*pages])},
         "loaders": {
             part: models.part_word(part, "lost", language)
-            for part in {p: None for lost in losses.values() for p in lost}
+            for part in {p: None for losses_of_model in losses.values() for p in losses_of_model}
         },
         "damage": models.word("damage", language, loader="{}", n="{}"),
         "lines": models.word("lines", language, n="{}"),
-        "few": models.FEW,
+        "few": models.UNFOLDED,
     }
 
 
@@ -296,7 +336,7 @@ def _names(row: dict[str, Any], language: str) -> Iterator[str]:
 
 
 def known(language: str) -> Rows:
-    join = models.word("join", language)
+    join = models.words()["join"][language]
     return [
         [
             f"`{family}`",

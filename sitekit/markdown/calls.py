@@ -18,11 +18,12 @@ import torch
 
 import attnref
 
-DRAWN = Path(__file__).parent.parent / "drawn"
+FOLDER = Path(__file__).parent.parent / "drawn"
 
 
 def near(name: object, names: Iterable[str]) -> str:
-    """What may have been meant, or else what there is, if that is short."""
+    """End an error message with the names that may have been meant; if none is
+    close, with all names, unless they are many."""
     names = sorted(names)
     close = get_close_matches(str(name), names, cutoff=0.5)
     if close:
@@ -30,8 +31,9 @@ def near(name: object, names: Iterable[str]) -> str:
     return f"; there are {', '.join(names)}" if 0 < len(names) < 20 else ""
 
 
-def checked(what: str, spec: Any, *functions: Callable[..., Any]) -> None:
-    """The keys of a fence are the keyword-only arguments of functions."""
+def check_keys(owner: str, spec: Any, *functions: Callable[..., Any]) -> None:
+    """Refuse keys of a fence that are no keyword-only argument of one of these
+    functions, and a fence without one that has no default."""
     known = {
         key.name: key.default
         for function in functions
@@ -39,31 +41,31 @@ def checked(what: str, spec: Any, *functions: Callable[..., Any]) -> None:
         if key.kind == key.KEYWORD_ONLY
     }
     if not isinstance(spec, dict):
-        raise ValueError(f"{what} is no mapping of {', '.join(known)}")
+        raise ValueError(f"{owner} is no mapping of {', '.join(known)}")
     for key in spec:
         if key not in known:
-            raise ValueError(f"{what} has no key {key!r}{near(key, known)}")
+            raise ValueError(f"{owner} has no key {key!r}{near(key, known)}")
     for key, default in known.items():
         if default is inspect.Parameter.empty and key not in spec:
-            why = f"{what} has {', '.join(known)}"
+            why = f"{owner} has {', '.join(known)}"
             raise ValueError(f"the key {key!r} is missing; {why}")
 
 
-def only(what: str, keys: Iterable[str], spec: Any) -> str:
-    """That one of some keys which is there."""
+def single_key(owner: str, keys: Iterable[str], spec: Any) -> str:
+    """The one key of several that a fence has."""
     present = [key for key in keys if key in (spec or ())]
     if len(present) != 1:
-        raise ValueError(f"{what} has one of the keys {', '.join(keys)}")
+        raise ValueError(f"{owner} has one of the keys {', '.join(keys)}")
     return present[0]
 
 
 def pages() -> list[str]:
-    """The names of those that draw."""
-    return [p.stem.replace("_", "-") for p in sorted(DRAWN.glob("[!_]*.py"))]
+    """The pages that have a file of drawings, by name."""
+    return [p.stem.replace("_", "-") for p in sorted(FOLDER.glob("[!_]*.py"))]
 
 
 @cache
-def drawn(page: str) -> dict[str, Callable[..., Any]]:
+def functions_of(page: str) -> dict[str, Callable[..., Any]]:
     """The public functions that the file of a page defines."""
     if page not in pages():
         return {}
@@ -78,20 +80,22 @@ def drawn(page: str) -> dict[str, Callable[..., Any]]:
 
 
 def find(name: str, page: str) -> Callable[..., Any]:
-    where, _, own = name.rpartition(".")
-    page = (where or page).replace("_", "-")
-    names, file = drawn(page), f"sitekit/drawn/{page.replace('-', '_')}.py"
-    if where and not names:
+    other_page, _, member = name.rpartition(".")
+    page = (other_page or page).replace("_", "-")
+    functions = functions_of(page)
+    file = f"sitekit/drawn/{page.replace('-', '_')}.py"
+    if other_page and not functions:
         raise ValueError(f"there is no {file}{near(page, pages())}")
-    if not where:
+    if not other_page:
         public = {name: getattr(attnref, name) for name in attnref.__all__}
-        if both := names.keys() & public.keys():
-            why = f"{file} defines {sorted(both)}, as attnref does"
+        if shared := functions.keys() & public.keys():
+            why = f"{file} defines {sorted(shared)}, as attnref does"
             raise ValueError(f"{why}; give it a name of its own")
-        names, file = names | public, f"{file} or attnref"
-    if own not in names:
-        raise ValueError(f"there is no {name!r} in {file}{near(own, names)}")
-    return names[own]
+        functions, file = functions | public, f"{file} or attnref"
+    if member not in functions:
+        hint = near(member, functions)
+        raise ValueError(f"there is no {name!r} in {file}{hint}")
+    return functions[member]
 
 
 def _literal(node: ast.expr) -> Any:
@@ -110,31 +114,31 @@ def _tree(text: object) -> ast.expr:
 
 
 @cache
-def _once(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Both languages get what was computed for one; a generator as a list."""
-    value = function(*args, **named)
+def _once(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Compute a value once for both languages; a generator becomes a list."""
+    value = function(*args, **options)
     return list(value) if inspect.isgenerator(value) else value
 
 
 def value(text: object, page: str) -> Any:
-    """What `causal_mask(4)`, or a bare name for its call, gives."""
+    """The value of a call such as `causal_mask(4)`. A name alone is called."""
 
-    def give(node: ast.expr) -> Any:
+    def read(node: ast.expr) -> Any:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
-            return give(node.left) & give(node.right)
+            return read(node.left) & read(node.right)
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
         function = find(ast.unparse(call.func), page)
         args = [_literal(arg) for arg in call.args]
-        named = {str(k.arg): _literal(k.value) for k in call.keywords}
+        options = {str(k.arg): _literal(k.value) for k in call.keywords}
         if function.__module__.startswith("attnref"):
-            return function(*args, **named)
-        return _once(function, *args, **named)
+            return function(*args, **options)
+        return _once(function, *args, **options)
 
-    return give(_tree(text))
+    return read(_tree(text))
 
 
 def arguments(text: object) -> dict[str, Any]:
-    """The named ones of a call, for captions."""
+    """The keyword arguments of a call, for captions."""
     call = _tree(text)
-    named = call.keywords if isinstance(call, ast.Call) else []
-    return {str(k.arg): ast.literal_eval(k.value) for k in named}
+    keywords = call.keywords if isinstance(call, ast.Call) else []
+    return {str(k.arg): ast.literal_eval(k.value) for k in keywords}

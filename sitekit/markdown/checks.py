@@ -23,28 +23,26 @@ def _first_paragraph(code: str) -> str:
 
 
 def rows() -> dict[str, str]:
-    """The sentences, by the names of files and folders."""
-    result: dict[str, str] = {}
+    """What files and folders of tests check, by their names."""
+    rows: dict[str, str] = {}
     for path in sorted((ROOT / "tests").rglob("*.py")):
         folder = path.parent.relative_to(ROOT).as_posix()
-        inner = any(folder.startswith(f"{name}/") for name in result)
-        if folder in result or inner or folder == "tests/kit":
+        is_listed = any(folder.startswith(f"{name}/") for name in rows)
+        if folder in rows or is_listed or folder == "tests/kit":
             continue
         text = _first_paragraph(source.text_of(path))
         if path.name == "__init__.py" and text:
-            result[folder] = text
+            rows[folder] = text
         elif path.name.startswith("test_"):
             if not text:
                 raise ValueError(f"{folder}/{path.name} says not what it tests")
-            result[f"{folder}/{path.name}"] = text
-    return result
+            rows[f"{folder}/{path.name}"] = text
+    return rows
 
 
-def expanded(markdown: str, language: str) -> str:
-    """The Markdown of a page, with a table for each folder."""
-    from sitekit.markdown import docstrings
-
-    chinese = docstrings.chinese()
+def list_tests(markdown: str, language: str, chinese: dict[str, dict[str, str]]) -> str:
+    """The Markdown of a page, with a table for each folder. The Chinese
+    sentences are those of docs/zh/docstrings.yml."""
 
     def table(match: re.Match[str]) -> str:
         lines = [f"| {' | '.join(HEAD[language])} |", "| --- | --- |"]

@@ -23,7 +23,7 @@ EXAMPLES = re.compile(r"\n\n(?=Examples:\n)")
 def prose(text: str) -> str:
     """The paragraphs before the examples, each in one line."""
     paragraphs = EXAMPLES.split(text)[0].split("\n\n")
-    return "\n\n".join(" ".join(each.split()) for each in paragraphs)
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def name_of(item: Any) -> str:
@@ -33,18 +33,21 @@ def name_of(item: Any) -> str:
     return f"{item.parent.name}.{name}" if inside else name
 
 
+@cache
+def package() -> Any:
+    return griffe.load("attnref", search_paths=[ROOT], try_relative_path=False)
+
+
 def english() -> dict[str, str]:
-    """Names and docstrings of all that the pages of the API show, and files of
-    tests with what they check."""
-    package = griffe.load(
-        "attnref", search_paths=[ROOT], try_relative_path=False
-    )
+    """The docstrings of all that the pages of the API show, and what each file
+    of tests checks, by name."""
+    package.cache_clear()  # a build while pages are served begins here
     result: dict[str, str] = {}
     for place in api.places():
-        shown = package[place.removeprefix("attnref.")]
-        for one in (shown, *shown.members.values()):
-            if one.docstring and not one.name.startswith("_"):
-                result[name_of(one)] = prose(one.docstring.value)
+        definition = package()[place.removeprefix("attnref.")]
+        for item in (definition, *definition.members.values()):
+            if item.docstring and not item.name.startswith("_"):
+                result[name_of(item)] = prose(item.docstring.value)
     return result | checks.rows()
 
 
@@ -54,7 +57,7 @@ def chinese() -> dict[str, dict[str, str]]:
 
 
 @cache
-def _read(changed: int) -> dict[str, dict[str, str]]:
+def _read(time: int) -> dict[str, dict[str, str]]:
     table: Any = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return dict(table)
 
@@ -70,41 +73,39 @@ class _Dumper(yaml.SafeDumper):
 
 
 def check() -> list[str]:
-    """What keeps the Chinese from being in line with the English."""
-    now, there = english(), chinese()
-    new, gone = now.keys() - there.keys(), there.keys() - now.keys()
-    problems = [f"it has no line for {name}" for name in new]
-    problems += [f"{name} is on no page" for name in gone]
+    """What is to be done until the Chinese says what the English says."""
+    texts, lines = english(), chinese()
+    missing, stale = texts.keys() - lines.keys(), lines.keys() - texts.keys()
+    problems = [f"it has no line for {name}" for name in missing]
+    problems += [f"{name} is on no page" for name in stale]
     problems += [
-        f"{name} now says {now[name]!r}; bring zh in line"
-        for name in now.keys() & there.keys()
-        if now[name] != there[name]["en"]
+        f"{name} now says {texts[name]!r}; bring zh in line"
+        for name in texts.keys() & lines.keys()
+        if texts[name] != lines[name]["en"]
     ]
     problems += [
         f"{name} says nothing in Chinese"
-        for name, line in there.items()
+        for name, line in lines.items()
         if not re.search("[一-鿿]", line["zh"])
     ]
     problems += [
         f"{name} has other code or paragraphs in Chinese than in English"
-        for name, line in there.items()
+        for name, line in lines.items()
         if line["zh"] and _parts(line["zh"]) != _parts(line["en"])
     ]
-    where = FILE.relative_to(ROOT)
-    return [f"{where}: {fault}" for fault in sorted(problems)]
+    file = FILE.relative_to(ROOT)
+    return [f"{file}: {fault}" for fault in sorted(problems)]
 
 
 def mark_synced() -> None:
     """Take over the English; new names come without a Chinese line."""
-    now, there = english(), chinese()
+    texts, lines = english(), chinese()
     table = {
-        name: {"en": now[name], "zh": there.get(name, {}).get("zh", "")}
-        for name in dict.fromkeys([*there, *now])
-        if name in now
+        name: {"en": texts[name], "zh": lines.get(name, {}).get("zh", "")}
+        for name in dict.fromkeys([*lines, *texts])
+        if name in texts
     }
-    text = yaml.dump(
-        table, None, _Dumper, allow_unicode=True, sort_keys=False, width=10_000
-    )
+    text = yaml.dump(table, None, _Dumper, allow_unicode=True, sort_keys=False, width=10_000)
     FILE.write_text(text, encoding="utf-8")
 
 

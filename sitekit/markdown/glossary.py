@@ -14,7 +14,7 @@ from sitekit.markdown import pages
 from sitekit.markdown.parity import twin
 
 PLACE = "learn/glossary"
-NONE = (PLACE, "index", "learn/bibliography")  # and the pages of the API
+PAGES_WITHOUT = (PLACE, "index", "learn/bibliography")  # nor those of the API
 ITEM = re.compile(
     r"^- \[(?P<term>.+?)\]\(\.\./(?P<page>.+?)\.md.*?\).*?[:：] ?"
     r"(?:(?P<full>[^:：。]{4,40})[:：])?.+\n"
@@ -27,7 +27,7 @@ PIECE = re.compile(
     re.DOTALL,
 )
 PROSE = {"p", "li"}
-APART = {
+NOT_PROSE = {
     *("a", "button", "code", "dl", "figure", "label", "math", "pre", "script"),
     *("select", "summary", "svg", "table", *(f"h{n}" for n in range(1, 7))),
 }
@@ -40,8 +40,8 @@ class Term(NamedTuple):
 
 
 def terms(language: str) -> dict[str, Term]:
-    """By the term in small letters, the longest first. The full name of an
-    abbreviation begins its meaning, and is a term too."""
+    """The terms in small letters, the longest first. The full name of an
+    abbreviation stands at the beginning of its meaning, and is a term too."""
     return _terms(pages.body_of(twin(PLACE, language)))[0]
 
 
@@ -64,12 +64,10 @@ def _any_of(names: list[str]) -> re.Pattern[str]:
     heads = "|".join(
         name
         for name in names
-        if any(n[1:].endswith(name) for n in names)
-        and len(name) > 1
-        and not name.isascii()
+        if any(n[1:].endswith(name) for n in names) and len(name) > 1 and not name.isascii()
     )
 
-    def one(name: str) -> str:
+    def pattern_of(name: str) -> str:
         if name.isascii():
             ends = f"(?:{re.escape(name[:-1])}ies|" * name.endswith("y")
             plural = f"{re.escape(name)}s?" + ")" * name.endswith("y")
@@ -78,46 +76,42 @@ def _any_of(names: list[str]) -> re.Pattern[str]:
             return rf"(?:(?<!{HAN})|(?<=[的做是算和与对])){name}"
         if len(name) == 1:
             return rf"(?<!{HAN}){name}(?=[、和与])"
-        return rf"(?<!多){re.escape(name)}(?!头)" + f"(?:{heads})?" * bool(
-            heads
-        )
+        return rf"(?<!多){re.escape(name)}(?!头)" + f"(?:{heads})?" * bool(heads)
 
-    each = [f"(?P<t{n}>{one(name)})" for n, name in enumerate(names)]
+    patterns = [f"(?P<t{n}>{pattern_of(name)})" for n, name in enumerate(names)]
     # Within a word, one look tells that no English term begins.
-    english, chinese = (
-        "|".join(
-            e for e, x in zip(each, names, strict=True) if x.isascii() is of
-        )
-        for of in (True, False)
-    )
+    pairs = [*zip(names, patterns, strict=True)]
+    english = "|".join(part for name, part in pairs if name.isascii())
+    chinese = "|".join(part for name, part in pairs if not name.isascii())
     pattern = rf"{chinese}|(?<![\w-])(?:{english})".removeprefix("|")
     return re.compile(pattern, re.IGNORECASE | re.ASCII)
 
 
-def linked(html: str, stem: str, language: str, urls: dict[str, str]) -> str:
-    """The article with these links, at most one per term."""
-    if stem in NONE or stem.startswith("api"):
+def link_terms(html: str, stem: str, language: str, urls: dict[str, str]) -> str:
+    """Link the first use of each term in an article to the glossary."""
+    if stem in PAGES_WITHOUT or stem.startswith("api"):
         return html
-    every, pattern = _terms(pages.body_of(twin(PLACE, language)))
-    names = [*every]
-    place = get_relative_url(urls[PLACE], urls[stem])
-    seen = {term.id for term in every.values() if term.page == stem}
+    terms, pattern = _terms(pages.body_of(twin(PLACE, language)))
+    names = [*terms]
+    page = get_relative_url(urls[PLACE], urls[stem])
+    linked_ids = {term.id for term in terms.values() if term.page == stem}
 
     def link(match: re.Match[str]) -> str:
-        term = every[names[int(str(match.lastgroup)[1:])]].id
-        if term in seen:
+        term = terms[names[int(str(match.lastgroup)[1:])]].id
+        if term in linked_ids:
             return match[0]
-        seen.add(term)
-        return f'<a class="term" href="{place}#{term}">{match[0]}</a>'
+        linked_ids.add(term)
+        return f'<a class="term" href="{page}#{term}">{match[0]}</a>'
 
-    written, prose, apart = [], 0, 0
+    result, prose_depth, skip_depth = [], 0, 0
     for piece in PIECE.finditer(html):
-        tag, by = str(piece["tag"]).lower(), -1 if piece["end"] else 1
+        tag, step = str(piece["tag"]).lower(), -1 if piece["end"] else 1
         if piece["tag"] and not piece[0].endswith("/>"):
-            prose += by * (tag in PROSE)
-            apart += by * (tag in APART)
+            prose_depth += step * (tag in PROSE)
+            skip_depth += step * (tag in NOT_PROSE)
         text = piece[0]
-        if not (piece["tag"] or piece["whole"]) and prose > 0 and not apart:
+        is_text = not (piece["tag"] or piece["whole"])
+        if is_text and prose_depth > 0 and not skip_depth:
             text = pattern.sub(link, text)
-        written.append(text)
-    return "".join(written)
+        result.append(text)
+    return "".join(result)

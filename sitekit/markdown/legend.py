@@ -15,7 +15,7 @@ MASK = re.compile(r"^## (.+) { #masks }\n+.*?\*\*(.+?)\*\*", re.MULTILINE)
 
 
 def card(content: str, stem: str, language: str, urls: dict[str, str]) -> str:
-    """With those letters that the code of the page uses."""
+    """The letters that the code of the page uses, with their meanings."""
     if not stem.startswith(EXPLAIN):
         return ""
     text = pages.body_of(twin("conventions", language))

@@ -18,30 +18,25 @@ from markdown import Extension, Markdown
 from markdown.postprocessors import Postprocessor
 from markdown.treeprocessors import Treeprocessor
 
-COPIED = re.compile(
+COPYABLE = re.compile(
     r'(<div class="language-(?:py|python|bash|pycon|diff) highlight">'
     r"(?:(?!</div>).)*</pre>)"
     r"(?=</div>)",
     re.DOTALL,
 )
 # Markdown asks for a space after **...。**, Chinese type has none.
-SPACED = re.compile("(?<=[。：；！？]</strong>) ")
+SPACE = re.compile("(?<=[。：；！？]</strong>) ")
 # Names of attnref in a signature become links, others only spans with a title.
-FOREIGN = re.compile(
-    r'<autoref identifier="(?!attnref\.)[^>]*>([^<]*)</autoref>'
-)
+FOREIGN = re.compile(r'<autoref identifier="(?!attnref\.)[^>]*>([^<]*)</autoref>')
 PLAIN = re.compile(
     r'<span class="(?:n|o|p|w|kc|nb|bp|nn)">'
     r"((?:<autoref[^>]*>)?[^<]*(?:</autoref>)?)</span>"
 )
-TABLE = re.compile(
-    r'(<div class="scroll"[^>]*><table class="tabular)">(.*?)</table>',
-    re.DOTALL,
-)
+TABLE = re.compile(r'(<div class="scroll"[^>]*><table class="tabular)">(.*?)</table>', re.DOTALL)
 CELL = re.compile(r"<(t[hd])\b([^>]*)>(.*?)</\1>", re.DOTALL)
 CLASS = re.compile(r' class="([^"]*)"')
 TAG = re.compile("<[^>]*>")
-UNTITLED = re.compile("<a [^>]*></a>")
+EMPTY_LINK = re.compile("<a [^>]*></a>")
 FIRST, LONG, WRAPS = 17, 24, 35  # letters of a cell: it may, or has to, wrap
 PHONE, LEAST = 46, 22  # letters of a line, and of a column that wraps
 
@@ -59,18 +54,17 @@ class _Boxes(Treeprocessor):
 
 
 def _letters(html: str) -> int:
-    """Of its longest line; those of Chinese are twice as wide, and links
-    without a text get a title later."""
-    lines = TAG.sub("", UNTITLED.sub("." * LEAST, html.replace("<br>", "\n")))
+    """How many letters the longest line of a cell has. Chinese ones count
+    twice, and a link without a text gets a title later."""
+    lines = TAG.sub("", EMPTY_LINK.sub("." * LEAST, html.replace("<br>", "\n")))
     return max(
-        sum(1 + (c > "\u2e7f") for c in line.strip())
-        for line in unescape(lines).split("\n")
+        sum(1 + (c > "\u2e7f") for c in line.strip()) for line in unescape(lines).split("\n")
     )
 
 
 def _table(match: re.Match[str]) -> str:
-    """With the class `long` for cells; `stacked`, for its cells below each
-    other on a phone."""
+    """Give long cells of a table the class `long`, and the table the class
+    `stacked` if a phone has to put its cells below each other."""
     head, _, body = match[2].partition("</thead>")
     names = [TAG.sub("", c[3]) for c in CELL.finditer(head)]
     rows = [[*CELL.finditer(row)] for row in re.split("(?=<tr)", body)]
@@ -81,15 +75,15 @@ def _table(match: re.Match[str]) -> str:
     room = sum(min(n, LEAST) + 2 for n in columns) - 2
     rest = max(columns[1:], default=0)
     wraps = rest > WRAPS or (rest > LONG and sum(columns) > 2 * PHONE + LEAST)
-    stacked = wraps and room > PHONE and "<button" not in head
+    is_stacked = wraps and room > PHONE and "<button" not in head
 
     def cell(c: re.Match[str], column: int) -> str:
         attributes = c[2]
         if _letters(c[3]) > (LONG if column else FIRST):
-            old = CLASS.search(attributes)
+            classes = CLASS.search(attributes)
             attributes = CLASS.sub("", attributes)
-            attributes += f' class="{old[1] + " " if old else ""}long"'
-        if stacked and column and c[3]:
+            attributes += f' class="{classes[1] + " " if classes else ""}long"'
+        if is_stacked and column and c[3]:
             attributes += f' data-head="{names[column]}"'
         return f"<{c[1]}{attributes}>{c[3]}</{c[1]}>"
 
@@ -98,7 +92,7 @@ def _table(match: re.Match[str]) -> str:
         return CELL.sub(lambda c: cell(c, next(numbers)), html)
 
     body = "".join(map(row, re.split("(?=<tr)", body)))
-    kind = " stacked" if stacked else ""
+    kind = " stacked" if is_stacked else ""
     return f'{match[1]}{kind}">{head}</thead>{body}</table>'
 
 
@@ -115,9 +109,9 @@ class _Code(Postprocessor):
         self.button = button(copy, copied)
 
     def run(self, text: str) -> str:
-        text = SPACED.sub("", text).replace("<pre><span></span>", "<pre>")
+        text = SPACE.sub("", text).replace("<pre><span></span>", "<pre>")
         text = PLAIN.sub(r"\1", FOREIGN.sub(r"\1", text))
-        text = COPIED.sub(lambda block: block[0] + self.button, text)
+        text = COPYABLE.sub(lambda block: block[0] + self.button, text)
         return TABLE.sub(_table, text)
 
 

@@ -21,18 +21,17 @@ from attnref.commands import copy
 from attnref.words import version
 from sitekit import adapter
 from sitekit.markdown import notes
-from sitekit.markdown.fences import Fence, drawn
+from sitekit.markdown.fences import Fence, draw_fence
 from sitekit.markdown.folds import with_includes
-from sitekit.markdown.source import DRAWN, fence_at
+from sitekit.markdown.source import DRAWN, OF_ONE_PAGE, fence_at
+from sitekit.markdown.unmarked import unmarked
 from sitekit.released import released
 
-BOX = re.compile(
-    r'(?:\?\?\?\+?|!!!) [\w ]+ "(?:<span[^>]*>)?(?P<title>.+?)(?:</span>)?"'
-)
-ID = re.compile(r"\s*\{ #[\w-]+ \}")  # of the paragraph above
+BOX = re.compile(r'(?:\?\?\?\+?|!!!) [\w ]+ "(?:<span[^>]*>)?(?P<title>.+?)(?:</span>)?"')
+ID = re.compile(r"\s*\{ #[\w-]+ \}")  # belongs to the paragraph above
 TAB = re.compile(r'===\+? ".+"')
-HEADING = re.compile(r"(?P<text>#+ .+?) \{ #(?P<id>[\w-]+) \}")
-LEAD = re.compile(r'<p class="lead" markdown>(?P<text>.+)</p>')
+HEADING = re.compile(r"(?P<text>#+ .+?) \{ #(?P<id>[\w-]+)[ \w-]* \}")
+LEAD = re.compile(r'<p class="lead"[ \w-]*>(?P<text>.+)</p>')
 # What stands first where two of these begin: code holds no links.
 VERBATIM = r"(?ms:^```.*?^```$)|(?P<ticks>`+).+?(?P=ticks)"
 LINK = re.compile(
@@ -79,103 +78,95 @@ _import_attnref(
 class Cell(NamedTuple):
     text: str
     code: bool = False
-    folded: bool = False  # its code is shown when one asks for it
+    folded: bool = False  # the code is hidden until a reader opens it
 
 
 def add(page: Any, config: Any, files: Any) -> None:
     """The notebook of a page with Python becomes a file of the site, unless it
     says `notebook: false`, since it needs the whole package. That of a model
     is its file and a few lines to try it."""
-    whole = page.meta.get("notebook", True)
-    if "model" in page.meta or ("```python" in page.markdown and whole):
+    is_wanted = page.meta.get("notebook", True)
+    if "model" in page.meta or ("```python" in page.markdown and is_wanted):
         place = f"notebooks/{page.file.src_uri.removesuffix('.md')}.ipynb"
         if place not in files.src_uris:  # a server renders a page again
             files.append(
-                adapter.MadeFile(
-                    config, place, lambda: written(cells(page, config, files))
-                )
+                adapter.GeneratedFile(config, place, lambda: to_json(cells(page, config, files)))
             )
         page.meta["notebook"] = place
 
 
 def cells(page: Any, config: Any, files: Any) -> list[Cell]:
-    """Those of the page, below its title those that make it run."""
+    """The cells of the page; those that make it run come below its title."""
     words = config.extra["notebook"]
     source = page.file.src_uri
     if id := page.meta.get("model"):
-        both = released.notebook(id, config.theme["language"])
-        return [Cell(text, bool(n % 2)) for n, text in enumerate(both)]
-    fence = Fence(
-        posixpath.basename(source).removesuffix(".md"),
-        config.theme["language"],
-    )
-    first, *others = _cells(
-        with_includes(page.markdown.split("\n"), config), fence, words
-    )
-    match = HEADING.match(first.text)
-    assert match is not None, f"{source} begins without a title"
-    title = match["text"].removeprefix("# ")
-    program = "\n".join(cell.text for cell in others if cell.code)
+        texts = released.notebook(id, config.theme["language"])
+        return [Cell(text, bool(n % 2)) for n, text in enumerate(texts)]
+    fence = Fence(posixpath.basename(source).removesuffix(".md"), config.theme["language"])
+    first, *other_cells = split(with_includes(page.markdown.split("\n"), config), fence, words)
+    heading = HEADING.match(first.text)
+    assert heading is not None, f"{source} begins without a title"
+    title = heading["text"].removeprefix("# ")
+    program = "\n".join(cell.text for cell in other_cells if cell.code)
     link = f"[{title}]({posixpath.basename(source)})"
-    result = [first, *_before(program, words, link), *others]
-    linked = {m["to"] for cell in result for m in LINK.finditer(cell.text)}
+    result = [first, *_first_cells(program, words, link), *other_cells]
+    targets = {m["to"] for cell in result for m in LINK.finditer(cell.text)}
 
     def address(link: str) -> str:
         if link.startswith(("http:", "https:", "#")):
             return link
         to, _, anchor = link.partition("#")
-        there = posixpath.normpath(posixpath.join(source, "..", to))
-        file = files.get_file_from_path(there)
+        path = posixpath.normpath(posixpath.join(source, "..", to))
+        file = files.get_file_from_path(path)
         if file is None or not config.site_url:
             return ""
         place = urljoin(config.site_url, file.url)
         return f"{place}#{anchor}" if anchor else place
 
     return [
-        cell
-        if cell.code
-        else cell._replace(text=common(cell.text, linked, address))
+        cell if cell.code else cell._replace(text=common(cell.text, targets, address))
         for cell in result
     ]
 
 
-def _cells(lines: list[str], fence: Fence, words: Any) -> Iterator[Cell]:
-    """A heading begins a cell, and each block of Python is one."""
+def split(lines: list[str], fence: Fence, words: Any, is_text: bool = False) -> Iterator[Cell]:
+    """Begin a cell at each heading, and make one of each block of Python. A
+    text has no folds, and the words of what one page alone draws."""
     prose: list[str] = []
 
-    def so_far() -> Iterator[Cell]:
+    def prose_cell() -> Iterator[Cell]:
         text = "\n".join(prose).strip("\n")
         prose.clear()
         if text:
             yield Cell(re.sub(r"\n{3,}", "\n\n", text))
 
-    at = 0
-    while at < len(lines):
-        line = lines[at]
-        at += 1
-        if block := fence_at(lines, at - 1):
-            at = block.end
-            prose += _titled(block.title)
+    index = 0
+    while index < len(lines):
+        line = lines[index]
+        index += 1
+        if block := fence_at(lines, index - 1):
+            index = block.end
+            prose += _title_lines(block.title)
             if block.language == "python":
-                yield from so_far()
+                yield from prose_cell()
                 yield Cell(block.text.strip("\n"), code=True)
             elif block.language in DRAWN:
-                prose += _drawn(block.text, block.language, fence, words)
+                prose += _drawing(block.text, block.language, fence, words, is_text)
             else:
                 prose += [f"```{block.language}", block.text, "```"]
         elif (match := BOX.fullmatch(line)) or TAB.fullmatch(line):
-            end = at
+            end = index
             while end < len(lines) and lines[end][:4].strip() == "":
                 end += 1
-            inside = list(_cells([x[4:] for x in lines[at:end]], fence, words))
-            at = end
+            inner = [*split([x[4:] for x in lines[index:end]], fence, words, is_text)]
+            index = end
             if match is None:  # all states of what a page shows one of
-                yield from so_far()
-                yield from inside
-            elif any(cell.code for cell in inside):
+                yield from prose_cell()
+                yield from inner
+            elif is_text or any(cell.code for cell in inner):
                 prose += ["", f"**{match['title']}**", ""]
-                yield from so_far()
-                yield from (cell._replace(folded=cell.code) for cell in inside)
+                yield from prose_cell()
+                yield from (cell._replace(folded=cell.code) for cell in inner)
             else:
                 # Within a tag, Markdown is not read.
                 title = CODE.sub(r"<code>\1</code>", escape(match["title"]))
@@ -183,28 +174,30 @@ def _cells(lines: list[str], fence: Fence, words: Any) -> Iterator[Cell]:
                     "",
                     f"<details><summary>{title}</summary>",
                     "",
-                    *(f"{cell.text}\n" for cell in inside),
+                    *(f"{cell.text}\n" for cell in inner),
                     "</details>",
                     "",
                 ]
-        elif line != notes.HERE and not ID.fullmatch(line):
+        elif line != notes.COMMENT and not ID.fullmatch(line):
             if HEADING.fullmatch(line):
-                yield from so_far()
+                yield from prose_cell()
             lead = LEAD.fullmatch(line)
             prose.append(lead["text"] if lead else line)
-    yield from so_far()
+    yield from prose_cell()
 
 
-def _titled(title: str | None) -> list[str]:
-    """The line above a block: usually its file."""
+def _title_lines(title: str | None) -> list[str]:
+    """The title of a block, usually its file, as a line above it."""
     if title is None:
         return []
     return ["", f"`{title}`" if title.endswith(".py") else title, ""]
 
 
-def _drawn(source: str, kind: str, fence: Fence, words: Any) -> list[str]:
-    """A table as Markdown; of what is drawn, the caption."""
-    result = drawn(source, kind, fence)
+def _drawing(source: str, kind: str, fence: Fence, words: Any, is_text: bool) -> list[str]:
+    """A table as Markdown, and of a drawing the caption."""
+    result = draw_fence(source, kind, fence)
+    if is_text and kind in OF_ONE_PAGE:
+        return ["", unmarked(result.html), "", result.caption]
     if kind == "table":
         return [result.table, "", result.caption]
     if not result.caption:
@@ -213,8 +206,8 @@ def _drawn(source: str, kind: str, fence: Fence, words: Any) -> list[str]:
     return [text, "", result.table]
 
 
-def _before(program: str, words: Any, link: str) -> Iterator[Cell]:
-    """What the notebook is, what it needs, and attnref."""
+def _first_cells(program: str, words: Any, link: str) -> Iterator[Cell]:
+    """The cells that say what the notebook is and needs, and import attnref."""
     packages, setup = _needs(program)
     texts = [words["about"].format(page=link, version=version())]
     texts += [words["needs"].format(packages=packages)]
@@ -226,19 +219,18 @@ def _before(program: str, words: Any, link: str) -> Iterator[Cell]:
 
 @cache
 def _needs(program: str) -> tuple[str, str]:
-    """What pip installs for a program, and the code that imports attnref."""
-    names, modules = _imported(program)
+    """The packages that a program needs, and the code that imports attnref."""
+    names, modules = _imports(program)
     packages = {"torch"} | names - {"attnref"} - sys.stdlib_module_names
     texts = "".join(
-        f'        "{name}": {_quoted(text)},\n'
-        for name, text in _files(modules).items()
+        f'        "{name}": {_literal(text)},\n' for name, text in _files(modules).items()
     )
     setup = SETUP.replace("VERSION", version())
     setup = f"{setup}{texts}    }}\n)" if modules else ""
     return " ".join(sorted(packages)), setup
 
 
-def _imported(program: str) -> tuple[set[str], dict[str, list[str]]]:
+def _imports(program: str) -> tuple[set[str], dict[str, list[str]]]:
     """The packages that a program imports, and of attnref each module with
     the names that `attnref` itself has to give."""
     packages: set[str] = set()
@@ -288,35 +280,36 @@ def _files(modules: dict[str, list[str]]) -> dict[str, str]:
     return files
 
 
-def _quoted(text: str) -> str:
-    """As Python code, whatever quotes it holds."""
+def _literal(text: str) -> str:
+    """A text as a literal of Python, whatever quotes it holds."""
     return repr(text) if "'''" in text else f"r'''{text}'''"
 
 
-def common(text: str, linked: set[str], address: Callable[[str], str]) -> str:
-    """As CommonMark, with links that lead somewhere from anywhere."""
+def common(text: str, targets: set[str], address: Callable[[str], str]) -> str:
+    """The text of a cell as CommonMark, with links that work anywhere."""
 
     def heading(match: re.Match[str]) -> str:
-        wanted = f"#{match['id']}" in linked
-        anchor = f' <a id="{match["id"]}"></a>' if wanted else ""
+        is_target = f"#{match['id']}" in targets
+        anchor = f' <a id="{match["id"]}"></a>' if is_target else ""
         return match["text"] + anchor
 
     def link(match: re.Match[str]) -> str:
         if match["to"] is None:
             return match[0]
-        to = address(match["to"])
-        return f"[{match['text']}]({to})" if to else match["text"]
+        href = address(match["to"])
+        return f"[{match['text']}]({href})" if href else match["text"]
 
     def strong(match: re.Match[str]) -> str:
-        """Beside punctuation, ** is not read as one would in Chinese."""
-        inside = match["text"]
-        if inside is None:
+        """Write <strong> where CommonMark would not read ** beside Chinese."""
+        words = match["text"]
+        if words is None:
             return match[0]
-        before, after = text[: match.start()][-1:], text[match.end() :][:1]
-        torn = (_is_mark(inside[0]) and _is_word(before)) or (
-            _is_mark(inside[-1]) and _is_word(after)
+        previous = text[: match.start()][-1:]
+        following = text[match.end() :][:1]
+        is_misread = (_is_mark(words[0]) and _is_word(previous)) or (
+            _is_mark(words[-1]) and _is_word(following)
         )
-        return f"<strong>{inside}</strong>" if torn else match[0]
+        return f"<strong>{words}</strong>" if is_misread else match[0]
 
     text = re.sub(rf"(?m)^{HEADING.pattern}$", heading, text)
     text = LINK.sub(link, text)
@@ -331,16 +324,12 @@ def _is_word(character: str) -> bool:
     return bool(character) and not (character.isspace() or _is_mark(character))
 
 
-def written(cells: list[Cell]) -> str:
-    """Format 4.5, as Jupyter itself writes it."""
+def to_json(cells: list[Cell]) -> str:
+    """The notebook in format 4.5, as Jupyter itself writes it."""
     notebook = {
-        "cells": [_written(n, cell) for n, cell in enumerate(cells)],
+        "cells": [_to_json(n, cell) for n, cell in enumerate(cells)],
         "metadata": {
-            "kernelspec": {
-                "display_name": "Python 3",
-                "language": "python",
-                "name": "python3",
-            },
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"},
         },
         "nbformat": 4,
@@ -350,20 +339,15 @@ def written(cells: list[Cell]) -> str:
     return text + "\n"
 
 
-def _written(number: int, cell: Cell) -> dict[str, Any]:
+def _to_json(number: int, cell: Cell) -> dict[str, Any]:
     # JupyterLab and Colab each have a name of their own for code that is
     # folded.
-    folded = {"cellView": "form", "jupyter": {"source_hidden": True}}
+    fold = {"cellView": "form", "jupyter": {"source_hidden": True}}
     common = {
         "id": f"cell-{number}",
-        "metadata": folded if cell.folded else {},
+        "metadata": fold if cell.folded else {},
         "source": cell.text.splitlines(keepends=True),
     }
     if not cell.code:
         return {"cell_type": "markdown", **common}
-    return {
-        "cell_type": "code",
-        "execution_count": None,
-        "outputs": [],
-        **common,
-    }
+    return {"cell_type": "code", "execution_count": None, "outputs": [], **common}

@@ -12,8 +12,7 @@ from markdown import Markdown
 
 from sitekit import CONFIGS, ROOT
 from sitekit.adapter import config_of, front_matter_of
-from sitekit.markdown import source
-from sitekit.markdown.numbers import computed
+from sitekit.markdown import numbers, source
 from sitekit.markdown.source import INCLUDE, LANGUAGES, opened, parts_of
 
 
@@ -32,19 +31,19 @@ def markdown_files(language: str) -> list[Path]:
 
 
 def stem_of(path: Path) -> str:
-    """What a page is called: `layers/gqa` is docs/en/layers/gqa.md."""
-    below = path.relative_to(ROOT / "docs").parts[1:]
-    return "/".join(below).removesuffix(".md")
+    """The name of a page: `layers/gqa` is docs/en/layers/gqa.md."""
+    parts = path.relative_to(ROOT / "docs").parts[1:]
+    return "/".join(parts).removesuffix(".md")
 
 
 def address_of(path: Path) -> str:
-    """Where a page stands below the home of its language."""
+    """The address of a page below the home page of its language."""
     return "" if stem_of(path) == "index" else f"{stem_of(path)}/"
 
 
 def body_of(path: Path) -> str:
-    """The page without its front matter, with its numbers."""
-    return computed(parts_of(path)[0], path)
+    """The text of a page without front matter, with numbers filled in."""
+    return numbers.fill(parts_of(path)[0], path)
 
 
 def front_matter(path: Path) -> dict[str, Any]:
@@ -68,16 +67,14 @@ def render(body: str, *, expand: bool = True) -> Page:
         blocks.append(Block(language, source.strip("\n") + "\n"))
         return f'<pre data-block="{len(blocks) - 1}"></pre>'
 
-    each = {"name": "*", "class": "", "format": catch, "validator": _accept}
-    skip = {"sitekit.markdown.mathml"} | (
-        set() if expand else {"pymdownx.snippets"}
-    )
+    fence = {"name": "*", "class": "", "format": catch, "validator": _accept}
+    skip = {"sitekit.markdown.mathml"} | (set() if expand else {"pymdownx.snippets"})
     config = _config()
     md = Markdown(
         extensions=[e for e in config.markdown_extensions if e not in skip],
         extension_configs={
             **config.mdx_configs,
-            "pymdownx.superfences": {"custom_fences": [each]},
+            "pymdownx.superfences": {"custom_fences": [fence]},
         },
     )
     html = md.convert(body)
@@ -87,9 +84,7 @@ def render(body: str, *, expand: bool = True) -> Page:
     if sorted(order) != list(range(len(blocks))):
         raise ValueError(f"{len(blocks)} blocks seen, {len(order)} rendered")
     numbers = count()
-    html = re.sub(
-        r'(?<=<pre data-block=")\d+', lambda _: str(next(numbers)), html
-    )
+    html = re.sub(r'(?<=<pre data-block=")\d+', lambda _: str(next(numbers)), html)
     return Page(html, [blocks[i] for i in order])
 
 
@@ -123,28 +118,28 @@ def program(body: str) -> str:
 
 
 def faults(text: str) -> Iterator[str]:
-    """What may not stand in a page, one line a fault."""
-    lines, written, inside = text.splitlines(), 0, False
+    """What may not stand in a page, a line for each fault."""
+    lines, fence_count, in_fence = text.splitlines(), 0, False
     for number, line in enumerate(lines, 1):
         mark = line.strip().lstrip("> ")
         if not mark.startswith(("```", "~~~")):
             continue
-        if inside and mark == "```":
-            inside = False
-        elif not inside and (match := opened(mark)):
-            inside, written = True, written + 1
+        if in_fence and mark == "```":
+            in_fence = False
+        elif not in_fence and (match := opened(mark)):
+            in_fence, fence_count = True, fence_count + 1
             title = match["title"] or ""
             following = "".join(lines[number : number + 1])
             if title.endswith(".py") and f'"{title}' not in following:
                 yield f"line {number}: the block is not of {title}, its title"
         else:
-            allowed = f"{', '.join(LANGUAGES)}, without options"
-            yield f"line {number}: {mark!r} is no fence of {allowed}"
-    if inside:
+            languages = f"{', '.join(LANGUAGES)}, without options"
+            yield f"line {number}: {mark!r} is no fence of {languages}"
+    if in_fence:
         yield "the last fence is never closed"
     page = render(front_matter_of(text)[0], expand=False)
-    if len(page.blocks) != written:
-        yield f"{written} fences written, {len(page.blocks)} rendered"
+    if len(page.blocks) != fence_count:
+        yield f"{fence_count} fences written, {len(page.blocks)} rendered"
     if len(re.findall(r"(?i)<pre\b", page.html)) != len(page.blocks):
         yield "a block that is no fence: indented code or raw HTML"
     if re.search(r'(?i)class="[^"]*highlight', page.html):
@@ -156,8 +151,8 @@ def faults(text: str) -> Iterator[str]:
             yield f"Python as text: {block.text!r}"
         for line in block.text.splitlines():
             if block.language == "python" and not INCLUDE.fullmatch(line):
-                at = [n for n, other in enumerate(lines, 1) if line in other]
+                found = [n for n, text in enumerate(lines, 1) if line in text]
                 yield (
-                    f"line {at[0]}: {line!r} is no include from attnref or "
+                    f"line {found[0]}: {line!r} is no include from attnref or "
                     'tests, like --8<-- "attnref/core/softmax.py:softmax"'
                 )

@@ -1,7 +1,8 @@
-"""Two languages, one structure: what a page is apart from its words."""
+"""Both languages share one structure: all of a page but its words."""
 
 import hashlib
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from itertools import zip_longest
 from pathlib import Path
@@ -10,14 +11,14 @@ from typing import Any
 import yaml
 
 from sitekit import ROOT
-from sitekit.markdown import docstrings, pages, source
+from sitekit.markdown import docstrings, facts, pages, source
 
-# A page has of its own: links marked so, [...](...){ hreflang=zh }, and boxes
-# with this word among their classes. Sentences are split and joined freely.
-OWN = "own"
+# What only one language has: links marked so, [...](...){ hreflang=zh }, and
+# boxes with this class. Sentences may be split and joined freely.
+OF_ONE_LANGUAGE = "own"
 VOID = {"br", "hr", "img", "input", "wbr"}
 DIGITS = r"\d(?:[\d.,]*\d)?"
-SCALED = re.compile(
+NUMERAL = re.compile(
     rf"({DIGITS})(?:\s*(thousand|million|billion|[千万亿]|[GT](?=FLOP))|([kKMBT])\b)?"
 )
 SCALE = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12} | {
@@ -34,9 +35,7 @@ MONTHS = """
     November December
 """
 SPELLED = {
-    word.lower(): value
-    for value, words in enumerate(WORDS.split(";"))
-    for word in words.split()
+    word.lower(): value for value, words in enumerate(WORDS.split(";")) for word in words.split()
 } | {month.lower(): i for i, month in enumerate(MONTHS.split(), 1)}
 
 
@@ -48,11 +47,7 @@ class Section:
         # In their order: blocks, tables, displayed formulas, boxes, images.
         self.parts: list[tuple[Any, ...]] = []
         # In any order, since that of words differs between languages.
-        self.inline: dict[str, set[str]] = {
-            "formula": set(),
-            "link": set(),
-            "code": set(),
-        }
+        self.inline: dict[str, set[str]] = {"formula": set(), "link": set(), "code": set()}
         self.text = ""
 
     def numerals(self) -> dict[str, set[float]]:
@@ -61,7 +56,7 @@ class Section:
         128K is 128 thousand, or 131,072.
         """
         result = {}
-        for digits, word, letter in SCALED.findall(self.text):
+        for digits, word, letter in NUMERAL.findall(self.text):
             scale = SCALE.get((word or letter).lower(), 1)
             # 8.03 billion and 80.3 亿 differ in the last bit of a float.
             means = {float(f"{_value(digits) * scale:.12g}")}
@@ -98,22 +93,20 @@ class _Outline(HTMLParser):
         self.math = ""
         self.rows: list[int] = []
         self.open: list[str] = []
-        self.own = 0  # how many tags were open where such a box began
+        self.own = 0  # the number of open tags where such a box began
 
-    def handle_starttag(
-        self, tag: str, attrs: list[tuple[str, str | None]]
-    ) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         a = {k: v or "" for k, v in attrs}
         classes = a.get("class", "").split()
         if tag not in VOID:
             self.open.append(tag)
-        if OWN in classes and not self.own:
+        if OF_ONE_LANGUAGE in classes and not self.own:
             self.own = len(self.open)
-        here = self.sections[-1]
+        section = self.sections[-1]
         if "data-block" in a:
             parts, phrases = _signature(self.blocks[int(a["data-block"])])
-            here.parts.append(parts)
-            here.text += f" {phrases} "
+            section.parts.append(parts)
+            section.text += f" {phrases} "
         elif self.own:
             return
         elif re.fullmatch(r"h[1-6]", tag):
@@ -127,44 +120,44 @@ class _Outline(HTMLParser):
         elif tag in ("td", "th"):
             self.rows[-1] += 1
         elif "admonition" in classes or tag == "details":
-            here.parts.append(("box", *classes))
+            section.parts.append(("box", *classes))
         elif tag == "img":
-            here.parts.append(("image", a.get("src")))
+            section.parts.append(("image", a.get("src")))
         elif tag == "a" and not {"headerlink", "hreflang"} & {*classes, *a}:
-            here.inline["link"].add(a.get("href", ""))
+            section.inline["link"].add(a.get("href", ""))
 
     def handle_endtag(self, tag: str) -> None:
-        here = self.sections[-1]
+        section = self.sections[-1]
         if self.own:
             self.own = self.own if len(self.open) > self.own else 0
         elif tag == "table":
-            here.parts.append(("table with rows of", *self.rows))
+            section.parts.append(("table with rows of", *self.rows))
             self.rows = []
         elif self.text is not None and tag == self.math:
             latex = " ".join("".join(self.text).split())
             latex = re.sub(r"\\text\{[^}]*\}", r"\\text{}", latex)  # no words
             if tag == "div":
-                here.parts.append(("formula", latex))
+                section.parts.append(("formula", latex))
             else:
-                here.inline["formula"].add(latex)
+                section.inline["formula"].add(latex)
             self.text, self.math = None, ""
         elif self.text is not None and tag == "code" and not self.math:
-            here.inline["code"].add("".join(self.text))
+            section.inline["code"].add("".join(self.text))
             self.text = None
         if tag in self.open:
             while self.open.pop() != tag:
                 pass
 
     def handle_data(self, data: str) -> None:
-        here = self.sections[-1]
+        section = self.sections[-1]
         if self.own:
             return
         if self.text is not None:
             self.text.append(data)
         elif data.lstrip().startswith(":::"):
-            here.parts.append(("reference", data.strip()))
+            section.parts.append(("reference", data.strip()))
         else:
-            here.text += data
+            section.text += data
 
 
 def _signature(block: pages.Block) -> tuple[tuple[Any, ...], str]:
@@ -175,22 +168,22 @@ def _signature(block: pages.Block) -> tuple[tuple[Any, ...], str]:
         command = re.sub(r"\s(\\\s+)?--lang zh", "", block.text)
         return (block.language, command), ""
     phrases: list[str] = []
-    marked = _marked(yaml.safe_load(block.text), phrases)
-    return (block.language, marked), " ".join(phrases)
+    marks = _marks(yaml.safe_load(block.text), phrases)
+    return (block.language, marks), " ".join(phrases)
 
 
 MARK = re.compile(r"\$[^$]+\$|`[^`]+`|<pad>|\{\w*\}|float\d+")
 
 
-def _marked(spec: Any, phrases: list[str]) -> Any:
-    """The same tree with the marks of each phrase in its place."""
+def _marks(spec: Any, phrases: list[str]) -> Any:
+    """The tree of a fence, with the marks of each phrase in its place."""
     if isinstance(spec, dict):
         return sorted(
-            (key, value if key in source.CALLS else _marked(value, phrases))
+            (key, value if key in source.CALLS else _marks(value, phrases))
             for key, value in spec.items()
         )
     if isinstance(spec, list):
-        return [_marked(value, phrases) for value in spec]
+        return [_marks(value, phrases) for value in spec]
     phrases.append(MARK.sub(" ", str(spec)))
     return sorted(MARK.findall(str(spec)))
 
@@ -207,16 +200,14 @@ def differences(english: str, chinese: str) -> list[str]:
     ours, theirs = outline(english), outline(chinese)
     headings = [[s.heading for s in page] for page in (ours, theirs)]
     if headings[0] != headings[1]:
-        only = [
+        unpaired = [
             " ".join(
-                f"<{tag}> {place}"
-                for tag, place in one
-                if (tag, place) not in other
+                f"<{tag}> {place}" for tag, place in page_headings if (tag, place) not in other_page
             )
             or "the same ones in another order"
-            for one, other in (headings, headings[::-1])
+            for page_headings, other_page in (headings, headings[::-1])
         ]
-        return [f"headings: English has {only[0]}; Chinese has {only[1]}"]
+        return [f"headings: English has {unpaired[0]}; Chinese has {unpaired[1]}"]
     return [
         f"in {en.heading[1]}: {problem}"
         for en, zh in zip(ours, theirs, strict=True)
@@ -228,23 +219,20 @@ def _unlike(en: Section, zh: Section) -> list[str]:
     problems = []
     for a, b in zip_longest(en.parts, zh.parts):
         if a != b:
-            text = f"{_described(b)} where English has {_described(a)}"
+            text = f"{_description(b)} where English has {_description(a)}"
             problems.append(f"Chinese has {text}")
             break
     for kind in en.inline:
-        for name, one, other in (
-            ("Chinese", en, zh),
-            ("English", zh, en),
-        ):
-            for lost in sorted(one.inline[kind] - other.inline[kind]):
-                problems.append(f"{name} lacks the {kind} {lost!r}")
-    for name, one, other in (("Chinese", en, zh), ("English", zh, en)):
-        numbers = other.spelled().union(*other.numerals().values())
-        for numeral, means in one.numerals().items():
+        for language, full, lacking in (("Chinese", en, zh), ("English", zh, en)):
+            for entry in sorted(full.inline[kind] - lacking.inline[kind]):
+                problems.append(f"{language} lacks the {kind} {entry!r}")
+    for language, full, lacking in (("Chinese", en, zh), ("English", zh, en)):
+        numbers = lacking.spelled().union(*lacking.numerals().values())
+        for numeral, means in full.numerals().items():
             if not means & numbers:
-                problems.append(f"{name} lacks the number {numeral}")
-    short, long = 0.8 * en.length() - 12, 2.3 * en.length() + 24
-    if not short <= zh.length() <= long:
+                problems.append(f"{language} lacks the number {numeral}")
+    least, most = 0.8 * en.length() - 12, 2.3 * en.length() + 24
+    if not least <= zh.length() <= most:
         problems.append(
             f"{zh.length()} signs of Chinese for {en.length()} English words: "
             f"one of them tells less"
@@ -252,23 +240,18 @@ def _unlike(en: Section, zh: Section) -> list[str]:
     return problems
 
 
-def _described(part: tuple[Any, ...] | None) -> str:
+def _description(part: tuple[Any, ...] | None) -> str:
     if part is None:
         return "nothing"
     return f"{part[0]}: {' '.join(map(str, part[1:]))}"[:200]
 
 
 def fingerprints(stem: str) -> dict[str, str]:
-    """Of an English page: its text, and the code that it includes."""
+    """Hashes of an English page: of its text, and of the code it includes."""
     english = twin(stem, "en")
-    texts = {
-        "synced": source.text_of(english),
-        "code": pages.program(pages.body_of(english)),
-    }
+    texts = {"synced": source.text_of(english), "code": pages.program(pages.body_of(english))}
     return {
-        key: hashlib.sha256(text.encode()).hexdigest()[:12]
-        for key, text in texts.items()
-        if text
+        key: hashlib.sha256(text.encode()).hexdigest()[:12] for key, text in texts.items() if text
     }
 
 
@@ -285,44 +268,57 @@ def whole_stem(name: str) -> str:
 
 
 def twin(stem: str, language: str) -> Path:
+    """The file of a page in that language."""
     return ROOT / "docs" / language / f"{stem}.md"
 
 
-def _placed(stem: str, why: str) -> str:
-    """With the lines of the heading `#id`, if a message names one."""
-    heading = re.search(r"#[\w-]+|$", why)
+def _with_lines(stem: str, problem: str) -> str:
+    """Put the lines of the heading `#id` before a message that names one."""
+    heading = re.search(r"#[\w-]+|$", problem)
     assert heading is not None
     places = []
     for path in (twin(stem, "zh"), twin(stem, "en")):
         text = path.read_text(encoding="utf-8")
         line = text[: text.find(f"{{ {heading[0]}") + 1].count("\n") + 1
         places.append(f"{path.relative_to(ROOT)}:{line}")
-    return f"{' and '.join(places)}: {why}; give both the same"
+    return f"{' and '.join(places)}: {problem}; give both the same"
+
+
+def _problems(stem: str) -> list[str]:
+    """Where a page and its twin differ in structure, or in their facts."""
+    paths = [twin(stem, language) for language in ("en", "zh")]
+    ours, theirs = (Counter(facts.facts(source.text_of(p))) for p in paths)
+    lacking = {"Chinese": ours - theirs, "English": theirs - ours}
+    return differences(*map(pages.body_of, paths)) + [
+        f"in #{id}: {name} lacks the fact {{{{{fact}}}}}"
+        for name, missing_facts in lacking.items()
+        for id, fact in missing_facts
+    ]
 
 
 def check(stem: str) -> list[str]:
-    """What keeps a page and its twin from being in line."""
+    """What is to be done until a page and its twin say the same."""
     english, chinese = twin(stem, "en"), twin(stem, "zh")
     for path in (english, chinese):
         if not path.exists():
             return [f"{path.relative_to(ROOT)} is missing"]
-    problems = differences(pages.body_of(english), pages.body_of(chinese))
+    problems = _problems(stem)
     keys = [set(pages.front_matter(p)) for p in (english, chinese)]
-    if alone := (keys[0] ^ keys[1]) - {"synced", "code"}:
-        problems.append(f"front matter of one alone has {sorted(alone)}")
-    problems = [_placed(stem, why) for why in problems]
-    known = pages.front_matter(chinese)
-    included = (i.path for i in source.includes(pages.body_of(english)))
-    why = {
+    if unpaired := (keys[0] ^ keys[1]) - {"synced", "code"}:
+        problems.append(f"front matter of one alone has {sorted(unpaired)}")
+    problems = [_with_lines(stem, problem) for problem in problems]
+    recorded = pages.front_matter(chinese)
+    files = (i.path for i in source.includes(pages.body_of(english)))
+    reasons = {
         "synced": f"has changed: bring docs/zh/{stem}.md in line",
         "code": "shows code that has changed, of "
-        f"{', '.join(dict.fromkeys(included))}: see whether what docs/en and "
+        f"{', '.join(dict.fromkeys(files))}: see whether what docs/en and "
         "docs/zh say of it still holds",
     }
-    for key, now in fingerprints(stem).items():
-        if str(known.get(key)) != now:
-            changed = f"docs/en/{stem}.md {why[key]}"
-            problems.append(f"{changed}, then run: make synced PAGE={stem}")
+    for key, digest in fingerprints(stem).items():
+        if str(recorded.get(key)) != digest:
+            problem = f"docs/en/{stem}.md {reasons[key]}"
+            problems.append(f"{problem}, then run: make synced PAGE={stem}")
     return problems + (docstrings.check() if stem == "api" else [])
 
 
@@ -330,8 +326,8 @@ def unwritten(stem: str) -> None:
     """Refuse what `make new` has left to be written, in code that is shown
     too."""
     for path in (twin(stem, "en"), twin(stem, "zh")):
-        shown = (b.text for b in pages.render(pages.body_of(path)).blocks)
-        for text in (path.read_text(encoding="utf-8"), *shown):
+        blocks = (b.text for b in pages.render(pages.body_of(path)).blocks)
+        for text in (path.read_text(encoding="utf-8"), *blocks):
             if match := re.search(r"TODO.*", text):
                 place = path.relative_to(ROOT)
                 raise ValueError(f"{place}: still to be written: {match[0]}")
@@ -346,15 +342,14 @@ def mark_synced(stem: str) -> str:
     path = twin(stem, "zh")
     chinese = path.read_text(encoding="utf-8")
     unwritten(stem)
-    problems = differences(pages.body_of(twin(stem, "en")), pages.body_of(path))
-    if problems:
-        raise ValueError(_placed(stem, problems[0]))
-    lines = {key: f"{key}: {now}" for key, now in fingerprints(stem).items()}
+    if problems := _problems(stem):
+        raise ValueError(_with_lines(stem, problems[0]))
+    lines = {key: f"{key}: {digest}" for key, digest in fingerprints(stem).items()}
     for key, line in lines.items():
-        old = re.search(rf"^{key}: .*$", chinese, flags=re.M)
-        begin = old[0] if old else "---"
-        new = line if old else f"---\n{line}"
-        chinese = chinese.replace(begin, new, 1)
+        known_line = re.search(rf"^{key}: .*$", chinese, flags=re.M)
+        begin = known_line[0] if known_line else "---"
+        text = line if known_line else f"---\n{line}"
+        chinese = chinese.replace(begin, text, 1)
     path.write_text(chinese, encoding="utf-8")
     if stem == "api":
         docstrings.mark_synced()

@@ -1,5 +1,6 @@
-"""What a page was last run with: `{ran}` in its text, and `{torch}` and
-`{transformers}` for the first two numbers of a version.
+"""The versions with which the code of a page last ran: `{ran}` in its text is
+all of them and the date, `{torch}` and `{transformers}` are the first two
+numbers of one.
 
 `make canary` writes the record after a run in which nothing failed.
 """
@@ -11,21 +12,16 @@ from sitekit import ROOT
 from sitekit.markdown import source
 
 RECORD = ROOT / "sitekit/drawn/ran.json"
-RAN = {
+SENTENCE = {
     "en": "transformers {transformers} and torch {torch} on {date}",
     "zh": "transformers {transformers} 和 torch {torch}（{date}）",
 }
-WORDS = re.compile(r"\{(ran|torch|transformers)\}")
+PLACEHOLDER = re.compile(r"\{(ran|torch|transformers)\}")
 
 
-def expanded(markdown: str, language: str) -> str:
-    """The Markdown of a page, with what is recorded."""
+def fill(markdown: str, language: str) -> str:
+    """Put the recorded date and versions into the Markdown of a page."""
     record = json.loads(source.text_of(RECORD))
-    words = {
-        name: ".".join(version.split(".")[:2])
-        for name, version in record["versions"].items()
-    }
-    words["ran"] = RAN[language].format(
-        date=record["date"], **record["versions"]
-    )
-    return WORDS.sub(lambda match: words[match[1]], markdown)
+    words = {name: ".".join(version.split(".")[:2]) for name, version in record["versions"].items()}
+    words["ran"] = SENTENCE[language].format(date=record["date"], **record["versions"])
+    return PLACEHOLDER.sub(lambda match: words[match[1]], markdown)

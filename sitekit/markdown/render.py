@@ -12,6 +12,8 @@ from markdown.blockprocessors import ParagraphProcessor
 from markdown.util import Registry
 from markupsafe import Markup
 
+from attnref.words import Text
+
 
 class Word(NamedTuple):
     """A cell that is looked up in the page's own words, in which {0} is the
@@ -31,11 +33,12 @@ class Sorted(NamedTuple):
     @property
     def is_read(self) -> bool:
         """Whether the script can read the value from the text."""
-        shown = re.sub(r"^\[(.*)\]\(.*\)$", r"\1", self.text)
-        return bool(re.fullmatch(r"–|[\d,.]+( ?[KMGT]?i?B)?", shown))
+        text = re.sub(r"^\[(.*)\]\(.*\)$", r"\1", self.text)
+        return bool(re.fullmatch(r"–|[\d,.]+( ?[KMGT]?i?B)?", text))
 
 
-Cell = str | Word | Sorted | list[str] | list[str | Word]  # a list: by lines
+# A list: by lines. A Text: in the language of the page.
+Cell = str | Word | Sorted | Text | list[str] | list[str | Word]
 Row = list[Cell]
 Rows = list[Row]
 
@@ -55,8 +58,8 @@ class Words(dict[str, str]):
         """All are there and none too many, once everything is written."""
         if missing := self.used - set(self):
             raise ValueError(f"{name} are missing: {sorted(missing)}")
-        if unused := set(self) - self.used:
-            raise ValueError(f"{name} never used: {sorted(unused)}")
+        if extra := set(self) - self.used:
+            raise ValueError(f"{name} never used: {sorted(extra)}")
 
 
 @cache
@@ -88,7 +91,7 @@ def inline(text: object) -> Markup:
 
 
 def filled(text: str, numbers: Sequence[str]) -> str:
-    """With each of these numbers in its place, once or more."""
+    """Put each number in the place of `{0}`, `{1}`, ..., once or more."""
     for n, number in enumerate(numbers):
         if text and f"{{{n}}}" not in text:
             raise ValueError(f"{{{n}}}, {number}, is missing in {text!r}")
@@ -103,7 +106,7 @@ def plain(text: object) -> str:
 
 
 def as_markdown(head: list[object], rows: Rows, words: Words) -> str:
-    """A table of such texts."""
+    """A table of Markdown."""
 
     def text(cell: object) -> str:
         if isinstance(cell, list):
@@ -114,8 +117,8 @@ def as_markdown(head: list[object], rows: Rows, words: Words) -> str:
             cell = cell.text
         return plain(cell).replace("|", r"\|")
 
-    every: list[Sequence[object]] = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(text, row))} |" for row in every)
+    lines: list[Sequence[object]] = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(text, row))} |" for row in lines)
 
 
 @cache
@@ -129,15 +132,12 @@ def _templates() -> Environment:
     )
     env.filters["inline"] = inline
     env.filters["filled"] = filled
-    env.policies["json.dumps_kwargs"] = {
-        "ensure_ascii": False,
-        "separators": (",", ":"),
-    }
+    env.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     return env
 
 
 def render(name: str, **context: Any) -> str:
-    """With a head for each column, and each word of the page in its place."""
+    """Fill a template. Columns have heads, and no word of the page is left."""
     head = context.get("head", ())
     for row in context.get("rows", ()):
         if len(row) != len(head):

@@ -6,31 +6,24 @@ asks of a page comes through here.
 """
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sitekit.adapter import front_matter_of
 
-# Every fence line of a page: an opening one of these, or a closing one. It may
-# stand indented in a box.
-# There is no way to write an option that keeps a block from running.
-OWN = (
-    *("calculator", "comparison", "difference", "strips"),
-    "released",
-    "yours",
-)
+# Each of these is drawn by the file of the one page that has it.
+OF_ONE_PAGE = (*("calculator", "comparison", "difference", "strips"), "released", "yours")
 # `OWN` are drawn by the file of their page.
-DRAWN = ("figure", "flow", "table", "plot", "steps", *OWN)
+DRAWN = ("figure", "flow", "table", "plot", "steps", "live", *OF_ONE_PAGE)
 LANGUAGES = ("python", "text", "bash", *DRAWN)
 # What a fence draws is a call below one of these keys; the rest are words.
-CALLS = ("draw", "flow", "models", "plot", "steps", "table")
-OPENING = re.compile(
-    r'(?P<indent> *)```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?'
-)
-INCLUDE = re.compile(
-    r'--8<-- "(?P<path>(?:attnref|tests)/[\w/]+\.py)(?::(?P<section>\w+))?"'
-)
+CALLS = ("data", "draw", "flow", "live", "models", "plot", "steps", "table")
+# Every line of a fence opens one like this, or closes it. It may stand indented
+# in a box. No option keeps a block from running.
+OPENING = re.compile(r'(?P<indent> *)```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?')
+INCLUDE = re.compile(r'--8<-- "(?P<path>(?:attnref|tests)/[\w/]+\.py)(?::(?P<section>\w+))?"')
 MARK = re.compile(r"\s*# --8<-- \[(?P<kind>start|end):(?P<name>\w+)\]")
 
 
@@ -61,7 +54,7 @@ class Fence(NamedTuple):
 
 
 def includes_of(line: str) -> list[Include]:
-    """The include that a line of a block is, or none."""
+    """A line of a block as a list of one include, or of none."""
     match = INCLUDE.fullmatch(line.strip())
     return [Include(match["path"], match["section"] or "")] if match else []
 
@@ -84,7 +77,7 @@ def fence_at(lines: list[str], index: int) -> Fence | None:
 
 
 def fences(text: str) -> Iterator[Fence]:
-    """Those of a page, in its order."""
+    """The fences of a page, in its order."""
     lines, index = text.split("\n"), 0
     while index < len(lines):
         try:
@@ -124,19 +117,24 @@ _pages: dict[Path, tuple[str, tuple[str, dict[str, Any]]]] = {}
 
 
 def text_of(path: Path) -> str:
-    """A file as it is now."""
+    """The text of a file as it is now."""
     status = path.stat()
     state = status.st_mtime_ns, status.st_size
-    known = _texts.get(path)
-    if known is None or known[0] != state:
-        known = _texts[path] = state, path.read_text(encoding="utf-8")
-    return known[1]
+    cached = _texts.get(path)
+    if cached is None or cached[0] != state:
+        cached = _texts[path] = state, path.read_text(encoding="utf-8")
+    return cached[1]
+
+
+def table_of(path: Path) -> dict[str, Any]:
+    """What a file of TOML holds: all tables that are written by hand are."""
+    return tomllib.loads(text_of(path))
 
 
 def parts_of(path: Path) -> tuple[str, dict[str, Any]]:
     """A page without its front matter, and the front matter."""
     text = text_of(path)
-    known = _pages.get(path)
-    if known is None or known[0] != text:
-        known = _pages[path] = text, front_matter_of(text)
-    return known[1]
+    cached = _pages.get(path)
+    if cached is None or cached[0] != text:
+        cached = _pages[path] = text, front_matter_of(text)
+    return cached[1]

@@ -1,4 +1,4 @@
-"""Tables: a function's, and that of models."""
+"""The rows of tables: of a function of the page, or of known models."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -7,10 +7,10 @@ from typing import Any
 from attnref.numbers.kv_memory import growth, kv_bytes, size
 from attnref.numbers.shapes import Source
 from attnref.released.specs import find_model
-from sitekit.markdown.calls import arguments, checked, near, value
+from sitekit.markdown.calls import arguments, check_keys, near, value
 from sitekit.markdown.render import Rows
 
-Table = tuple[Rows, dict[str, Any]]  # and what its caption may tell
+Table = tuple[Rows, dict[str, Any]]  # the facts that its caption may name
 
 
 def code(*texts: object) -> str:
@@ -31,7 +31,7 @@ def computed(page: str, *, table: str) -> Table:
 
 
 def models(page: str, *, models: dict[str, Any]) -> Table:
-    checked("models", models, familiar)
+    check_keys("models", models, familiar)
     return familiar(**models), {}
 
 
@@ -40,10 +40,10 @@ def familiar(*, variant: str, ids: list[str], columns: list[str | int]) -> Rows:
     sequence of so many tokens, in bfloat16."""
     rows: Rows = []
     for model in map(find_model, ids):
-        group, *others = model.groups
-        if others or getattr(group, "variant", None) != variant:
+        group, *other_groups = model.groups
+        if other_groups or getattr(group, "variant", None) != variant:
             raise ValueError(f"{model.id} is not {variant} in all its layers")
-        known: dict[str | int, str] = {
+        cells: dict[str | int, str] = {
             "name": model.name,
             "token": exact(growth(model).later),
             "source": links(*model.sources[:1]),
@@ -51,10 +51,10 @@ def familiar(*, variant: str, ids: list[str], columns: list[str | int]) -> Rows:
             **{n: size(kv_bytes(model, n)) for n in columns if type(n) is int},
         }
         for column in columns:
-            if column not in known:
-                why = f"there is no column {column!r}, nor is it a number"
-                raise ValueError(why + near(column, map(str, known)))
-        rows.append([known[column] for column in columns])
+            if column not in cells:
+                reason = f"there is no column {column!r}, nor is it a number"
+                raise ValueError(reason + near(column, map(str, cells)))
+        rows.append([cells[column] for column in columns])
     return rows
 
 

@@ -13,12 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from string import ascii_letters
 from typing import Any, NamedTuple
 
 from attnref.released.expression import FUNCTIONS, names_in
 
 PACKAGES = "attnref.", "sitekit."
 LIBRARY = "\n// The library"
+# `r` is what a table of sizes reads from.
+LETTERS = sorted({*ascii_letters} - {"r"})
 RESERVED = {
     *("new", "default", "this", "function", "var", "let", "const", "switch"),
     *("case", "delete", "do", "enum", "export", "extends", "null", "super"),
@@ -35,6 +38,13 @@ OPERATORS = {
     ast.Pow: "pow",
     ast.BitOr: "or",
 }
+# Builtins that are functions in python.js, and no classes.
+PLAIN = {
+    *("$b.abs", "$b.all", "$b.any", "$b.bool", "$b.enumerate", "$b.filter"),
+    *("$b.float", "$b.getattr", "$b.hasattr", "$b.int", "$b.isinstance"),
+    *("$b.len", "$b.max", "$b.min", "$b.next", "$b.range", "$b.repr"),
+    *("$b.set", "$b.sorted", "$b.str", "$b.sum", "$b.tuple", "$b.zip"),
+}
 COMPARED = {
     ast.Eq: "$.eq({},{})",
     ast.NotEq: "!$.eq({},{})",
@@ -42,8 +52,8 @@ COMPARED = {
     ast.LtE: "$.le({},{})",
     ast.Gt: "$.lt({1},{0})",
     ast.GtE: "$.le({1},{0})",
-    ast.Is: "({} === {})",
-    ast.IsNot: "({} !== {})",
+    ast.Is: "({}==={})",
+    ast.IsNot: "({}!=={})",
     ast.In: "$.has({1},{0})",
     ast.NotIn: "!$.has({1},{0})",
 }
@@ -70,10 +80,7 @@ class Module:
                         self.imported[alias.asname or alias.name] = where
                 case ast.Import(names):
                     for alias in names:
-                        self.imported[alias.asname or alias.name] = (
-                            alias.name,
-                            "",
-                        )
+                        self.imported[alias.asname or alias.name] = (alias.name, "")
                 case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                     self.defined[name] = node
                 case ast.Assign([ast.Name(name)]):
@@ -91,9 +98,7 @@ def module(name: str) -> Module:
     return Module(name)
 
 
-def javascript(
-    roots: Sequence[tuple[str, str]], given: Mapping[str, str]
-) -> str:
+def javascript(roots: Sequence[tuple[str, str]], given: Mapping[str, str]) -> str:
     """A script that defines these functions, and all that they call.
 
     A root is the name of a module and that of a function in it. Some functions
@@ -126,10 +131,15 @@ def javascript(
 
     for where in needed:
         put(where)
-    parts = [_module(module(where), needed, given) for where in order]
-    public = ", ".join(
-        f"{name}: {module(at).short}.{name}" for at, name in roots
-    )
+    nodes = [
+        module(where).defined[name]
+        for where in order
+        for name in needed[where]
+        if f"{where}.{name}" not in given
+    ]
+    keywords = {name for node in nodes for name in _with_keywords(node)}
+    parts = [_module(module(where), needed, given, keywords) for where in order]
+    public = ", ".join(f"{name}: {module(at).short}.{name}" for at, name in roots)
     return "\n".join([*parts, f"return {{ $, $b, {public} }};"])
 
 
@@ -140,6 +150,13 @@ def _read(node: ast.AST) -> set[str]:
         for child in _live(node)
         if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load)
     }
+
+
+def _with_keywords(node: ast.AST) -> Iterator[str]:
+    """The names of what is called with names of parameters."""
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and call.keywords:
+            yield ast.unparse(call.func).split(".")[-1]
 
 
 def _live(node: ast.AST) -> Iterator[ast.AST]:
@@ -154,31 +171,44 @@ def _live(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _module(
-    source: Module, needed: dict[str, set[str]], given: Mapping[str, str]
+    source: Module, needed: dict[str, set[str]], given: Mapping[str, str], keywords: set[str]
 ) -> str:
     own = needed[source.name]
-    lines = [f"const {source.short} = (() => {{"]
+    lines = [f"const {source.short}=(()=>{{"]
     nodes = [n for name, n in source.defined.items() if name in own]
     read = set().union(*map(_read, nodes))
+    imports: dict[str, list[str]] = {}
     for name, (where, its) in source.imported.items():
         if name not in read:
             continue
-        if where in needed and its in needed[where]:
-            lines.append(f"const {_name(name)} = {module(where).short}.{its};")
+        place = f"$.modules[{json.dumps(where)}]"
+        if its in needed.get(where, ()):
+            place = module(where).short
+        if its:
+            entry = its if its == _name(name) else f"{its}:{_name(name)}"
+            imports.setdefault(place, []).append(entry)
         else:
-            at = f"$.modules[{json.dumps(where)}]"
-            value = f"{at}.{its}" if its else at
-            lines.append(f"const {_name(name)}={value};")
-    lines.append(f"const __file__ = {json.dumps(source.name + '.py')};")
+            lines.append(f"const {_name(name)}={place};")
+    for place, entries in imports.items():
+        lines.append(f"const{{{','.join(entries)}}}={place};")
+    if "__file__" in read:
+        lines.append(f"const __file__={json.dumps(source.name + '.py')};")
     known = {*own, *source.imported, "__file__"}
+    places = {name: (source.name, name) for name in own} | source.imported
+    functions = {
+        name
+        for name, (where, defined) in places.items()
+        if defined in needed.get(where, ())
+        and isinstance(module(where).defined[defined], ast.FunctionDef)
+    }
     for name, node in source.defined.items():
         if name not in own:
             continue
         if text := given.get(f"{source.name}.{name}"):
             lines.append(f"const {name}={text};")
         else:
-            lines += Script(known).statement(node)
-    lines.append(f"return {{ {', '.join(map(_name, sorted(own)))} }};")
+            lines += Script(known, functions=functions, keywords=keywords).statement(node)
+    lines.append(f"return{{{','.join(map(_name, sorted(own)))}}};")
     text = "\n".join([*lines, "})();"])
     return re.sub(r"(?<=[;{}])\n(?!const \w+=\$\.def)", "", text)
 
@@ -217,7 +247,7 @@ def of_table(*paths: Path) -> Table:
     parsed = ",\n".join(map(expression, texts))
     functions = {
         "attnref.released.record._table": "cache(()=>loads(familiesTable))",
-        "attnref.released.expression._parsed": f"[{parsed}]",
+        "attnref.released.expression._parsed": f"[{parsed}].map({NAMED})",
         "attnref.released.expression.names_in": f"{of}[0]:[]",
         "attnref.released.expression.value_of": "(entry,fields)=>isText(entry)?"
         "_parsed[entry][1]((name)=>$.at(fields,name)):entry",
@@ -225,16 +255,25 @@ def of_table(*paths: Path) -> Table:
     return Table(json.dumps(rows, separators=(",", ":")), functions)
 
 
+# The names that a function reads stand in its text. Where their order differs
+# from that in Python, which a message may show, they are written beside it.
+NAMED = (
+    "([run,names])=>[names??[...new Set("
+    '[...String(run).matchAll(/\\br\\("(\\w+)"\\)/g)].map((read)=>read[1]))],run]'
+)
+
+
 def expression(text: str) -> str:
-    """The names that an expression reads, and a function of what reads them."""
+    """A function of what reads the names of an expression, and these names
+    unless they can be read from it."""
     tree = ast.parse(f"({text})", mode="eval")
     run = Script(set(), by_name="r").value(tree.body)
-    return f"[{json.dumps(names_in(text))},r=>{run}]"
+    names = [*dict.fromkeys(re.findall(r'\br\("(\w+)"\)', run))]
+    known = "" if names == [*names_in(text)] else f",{json.dumps(names_in(text))}"
+    return f"[r=>{run}{known}]"
 
 
-def bundle(
-    roots: Sequence[tuple[str, str]], given: Mapping[str, str] | None = None
-) -> str:
+def bundle(roots: Sequence[tuple[str, str]], given: Mapping[str, str] | None = None) -> str:
     """A script of its own, in which `python` has these functions.
 
     `given` are written already. What is given nothing reads no config, and
@@ -266,14 +305,41 @@ def string(text: str) -> str:
 
 
 class Script:
-    """JavaScript of statements; `known` are the names of their module."""
+    """JavaScript of statements; `known` are the names of their module, and
+    `functions` those that are called without a detour. A name is declared by
+    what `binds` wherever it is bound: `var` may say so again. Only functions
+    that are called with `keywords` have the names of their parameters. Local
+    names are `short`, for a reader has to wait for them."""
 
     def __init__(
-        self, known: set[str], by_name: str = "", inside: bool = False
+        self,
+        known: set[str],
+        by_name: str = "",
+        binds: str = "const",
+        functions: Iterable[str] = (),
+        keywords: Iterable[str] = (),
     ) -> None:
-        self.known, self.by_name, self.inside = known, by_name, inside
+        self.known, self.by_name, self.binds = known, by_name, binds
+        self.functions, self.keywords = {*functions}, {*keywords}
+        self.short: dict[str, str] = {}
         self.counted = 0  # names made up
         self.signatures: list[tuple[str, str]] = []  # of methods
+        self.caches: list[str] = []  # names of cached properties
+
+    def within(self, names: Iterable[str], binds: str = "var") -> "Script":
+        """That of a scope in this one, which binds `names`."""
+        own = dict.fromkeys(names)
+        known, functions = {*self.known, *own}, self.functions - own.keys()
+        inner = Script(known, self.by_name, binds, functions, self.keywords)
+        taken = {*known, *self.short.values()}
+        free = [letter for letter in LETTERS if letter not in taken]
+        if len(free) < len(own):
+            raise UnsupportedError("more names than letters")
+        inner.short = self.short | dict(zip(own, free, strict=False))
+        return inner
+
+    def name(self, name: str) -> str:
+        return self.short.get(name) or _name(name)
 
     def fresh(self) -> str:
         self.counted += 1
@@ -317,18 +383,9 @@ class Script:
                     lines += ["}else{", *self.block(orelse)]
                 return [*lines, "}"]
             case ast.While(test, body, []):
-                return [
-                    f"while ({self.truth(test)}) {{",
-                    *self.block(body),
-                    "}",
-                ]
+                return [f"while({self.truth(test)}){{", *self.block(body), "}"]
             case ast.For(target, over, body, []):
-                if self.inside and isinstance(target, ast.Name):
-                    item, lines = _name(target.id), []
-                else:
-                    item = self.fresh()
-                    lines = self.assigned(target, item)
-                    item = f"const {item}"
+                item, lines = self.item(target)
                 head = f"for({item} of $.it({self.value(over)})){{"
                 return [head, *lines, *self.block(body), "}"]
             case ast.Break():
@@ -350,7 +407,7 @@ class Script:
     def assigned(self, target: ast.expr, value: str) -> list[str]:
         match target:
             case ast.Name(name):
-                return [f"{self.keyword()}{_name(name)}={value};"]
+                return [f"{self.binds} {self.name(name)}={value};"]
             case ast.Attribute(inner, name):
                 return [f"{self.value(inner)}.{name}={value};"]
             case ast.Subscript(inner, ast.Slice(ast.expr() as low, None)):
@@ -362,124 +419,130 @@ class Script:
                 return self.unpacked(parts, value)
         raise UnsupportedError(ast.unparse(target))
 
-    def keyword(self) -> str:
-        return "" if self.inside else "const "
+    def item(self, target: ast.expr) -> tuple[str, list[str]]:
+        """What a loop declares, and the statements that unpack it."""
+        if isinstance(target, ast.Name):
+            return f"{self.binds} {self.name(target.id)}", []
+        item = self.fresh()
+        return f"const {item}", self.assigned(target, item)
 
     def unpacked(self, parts: Sequence[ast.expr], value: str) -> list[str]:
         star = [isinstance(part, ast.Starred) for part in parts]
-        at = star.index(True) if any(star) else -1
-        item = self.fresh()
-        lines = [f"const {item}=$.unpack({value},{len(parts)},{at});"]
-        for n, part in enumerate(parts):
+        at = f",{star.index(True)}" if any(star) else ""
+        names: list[str] = []
+        lines: list[str] = []
+        for part in parts:
             inner = part.value if isinstance(part, ast.Starred) else part
-            lines += self.assigned(inner, f"{item}[{n}]")
-        return lines
+            if isinstance(inner, ast.Name):
+                names.append(self.name(inner.id))
+            else:
+                names.append(self.fresh())
+                lines += self.assigned(inner, names[-1])
+        head = f"{self.binds}[{','.join(names)}]"
+        return [f"{head}=$.unpack({value},{len(parts)}{at});", *lines]
 
-    def tried(
-        self, body: list[ast.stmt], handlers: list[ast.ExceptHandler]
-    ) -> list[str]:
-        lines = ["try {", *self.block(body), "} catch ($e) {"]
-        lines.append("const $error = $.caught($e);")
+    def tried(self, body: list[ast.stmt], handlers: list[ast.ExceptHandler]) -> list[str]:
+        lines = ["try{", *self.block(body), "}catch($e){"]
+        lines.append("const $error=$.caught($e);")
         for handler in handlers:
             kinds = self.value(handler.type) if handler.type else "$b.Exception"
-            lines.append(f"if ($b.isinstance($error, {kinds})) {{")
+            lines.append(f"if($b.isinstance($error,{kinds})){{")
             if handler.name:
-                lines.append(f"{_name(handler.name)} = $error;")
-            lines += [*self.block(handler.body), "} else"]
+                lines.append(f"{self.binds} {self.name(handler.name)}=$error;")
+            lines += [*self.block(handler.body), "}else "]
         return [*lines, "throw $error;", "}"]
 
     # Functions and classes.
 
-    def function(
-        self, node: ast.FunctionDef, method: bool = False
-    ) -> list[str]:
+    def function(self, node: ast.FunctionDef, method: bool = False) -> list[str]:
         args = node.args
         names = [arg.arg for arg in args.args]
-        inner = Script({*self.known, *names}, self.by_name, inside=True)
         own = _bound(node.body) - {*names}
         named = {arg.arg for arg in (args.vararg, args.kwarg) if arg}
         named |= {arg.arg for arg in args.kwonlyargs}
-        inner.known |= own | named
+        inner = self.within([*names, *sorted(own | named)])
         first, rest = "", names
         if method:
-            first, rest = f"const {names[0]}=this;", names[1:]
+            first, rest = f"const {inner.name(names[0])}=this;", names[1:]
         defaults = [None] * (len(names) - len(args.defaults)) + args.defaults
         listed = []
         for name, default in zip(names, defaults, strict=True):
             if name in rest:
                 text = f"={self.value(default)}" if default else ""
-                listed.append(_name(name) + text)
+                listed.append(inner.name(name) + text)
         body = [first] if first else []
         if args.vararg:
             if args.kwonlyargs or args.kwarg:
                 raise UnsupportedError(f"{node.name}: * and names")
-            listed.append(f"...{_name(args.vararg.arg)}")
+            listed.append(f"...{inner.name(args.vararg.arg)}")
         if args.kwonlyargs or args.kwarg:
             listed.append("$kw={}")
-            for arg, value in zip(
-                args.kwonlyargs, args.kw_defaults, strict=True
-            ):
+            for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True):
                 given = f"$kw.{arg.arg}"
                 if value:
                     given = f"{given}===undefined?{self.value(value)}:{given}"
-                body.append(f"const {_name(arg.arg)}={given};")
+                body.append(f"const {inner.name(arg.arg)}={given};")
             if args.kwarg:
-                body.append(f"const {args.kwarg.arg} = $.dictof($kw);")
-        if left := sorted(own - named - {*names}):
-            body.append(f"let {','.join(map(_name, left))};")
+                body.append(f"const {inner.name(args.kwarg.arg)}=$.dictof($kw);")
+        if left := sorted(_bound(node.body, ast.NamedExpr)):
+            body.append(f"var {','.join(map(inner.name, left))};")
         body += inner.block(node.body)
         star = "*" if _yields(node) else ""
         head = f"({','.join(listed)}){{"
         if not star and not isinstance(node.body[-1], ast.Return | ast.Raise):
             body.append("return null;")
         signature = json.dumps(rest, separators=(",", ":"))
+        is_named = node.name in {"__init__", *self.keywords}
         if method:
             decorators = {ast.unparse(d) for d in node.decorator_list}
-            word = "get " if "property" in decorators else star
-            self.signatures.append((node.name, signature))
-            return [f"{word}{node.name}{head}", *body, "}"]
-        made = f"$.def({signature},function{star}{head}"
+            if "cached_property" in decorators:
+                self.caches.append(node.name)
+            if decorators & {"property", "cached_property"}:
+                return [f"get {node.name}{head}", *body, "}"]
+            if is_named:
+                self.signatures.append((node.name, signature))
+            return [f"{star}{node.name}{head}", *body, "}"]
+        made = f"{f'$.def({signature},' if is_named else '('}function{star}{head}"
         for decorator in node.decorator_list:
             made = f"{self.value(decorator)}({made}"
         end = "})" + ")" * len(node.decorator_list) + ";"
-        name = f"{self.keyword()}{_name(node.name)}"
+        name = f"{self.binds} {self.name(node.name)}"
         return [f"{name}={made}", *body, end]
 
     def klass(self, node: ast.ClassDef) -> list[str]:
-        bases = [
-            b.value if isinstance(b, ast.Subscript) else b for b in node.bases
-        ]
+        bases = [b.value if isinstance(b, ast.Subscript) else b for b in node.bases]
         kinds = [ast.unparse(base) for base in bases]
         parent = "$.Instance"
         if bases and kinds != ["NamedTuple"]:
             parent = self.value(bases[0])
         body, fields = [], []
-        methods = Script(self.known, inside=True)
+        methods = self.within(())
         for child in node.body:
             match child:
                 case ast.FunctionDef():
                     body += methods.function(child, method=True)
                 case ast.AnnAssign(ast.Name(name), kind, value):
                     given = f"()=>{self.value(value)}" if value else "null"
-                    fields.append(
-                        f'["{name}",{given},()=>{self.annotation(kind)}]'
-                    )
+                    fields.append(f'["{name}",{given},{self.annotation(kind)}]')
                 case ast.Assign([ast.Name(name)], value):
-                    body.append(f"static {name} = {self.value(value)};")
+                    body.append(f"static {name}={self.value(value)};")
                 case ast.Expr(ast.Constant()) | ast.Pass():
                     pass
                 case _:
                     raise UnsupportedError(ast.unparse(child))
-        name = _name(node.name)
-        lines = [f"{self.keyword()}{name} = class extends {parent} {{", *body]
+        name = self.name(node.name)
+        lines = [f"{self.binds} {name}=class extends {parent}{{", *body]
         lines.append("};")
         data = kinds == ["NamedTuple"] or node.decorator_list
         if data:
             which = "namedtuple" if kinds == ["NamedTuple"] else "dataclass"
             listed = ",".join(fields)
-            lines.append(f'$.{which}({name}, "{node.name}",[{listed}]);')
+            lines.append(f'$.{which}({name},"{node.name}",[{listed}]);')
         for method, signature in methods.signatures:
-            lines.append(f'$.signed({name}, "{method}", {signature});')
+            lines.append(f'$.signed({name},"{method}",{signature});')
+        if methods.caches:
+            names = json.dumps(methods.caches, separators=(",", ":"))
+            lines.append(f"$.cached({name},{names});")
         return lines
 
     def annotation(self, node: ast.expr) -> str:
@@ -497,7 +560,7 @@ class Script:
             case ast.UnaryOp(ast.Not(), inner):
                 return f"!{self.truth(inner)}"
             case ast.BoolOp(op, parts):
-                sign = " && " if isinstance(op, ast.And) else " || "
+                sign = "&&" if isinstance(op, ast.And) else "||"
                 return f"({sign.join(map(self.truth, parts))})"
         return f"$.t({self.value(node)})"
 
@@ -515,9 +578,7 @@ class Script:
 
     def values(self, nodes: Iterable[ast.expr]) -> str:
         return ",".join(
-            f"...$.it({self.value(n.value)})"
-            if isinstance(n, ast.Starred)
-            else self.value(n)
+            f"...$.it({self.value(n.value)})" if isinstance(n, ast.Starred) else self.value(n)
             for n in nodes
         )
 
@@ -535,18 +596,14 @@ class Script:
                 return f"$.set([{self.values(parts)}])"
             case ast.Dict(keys, values):
                 listed = (
-                    f"[{self.value(k)},{self.value(v)}]"
-                    if k
-                    else f"...$.pairs({self.value(v)})"
+                    f"[{self.value(k)},{self.value(v)}]" if k else f"...$.pairs({self.value(v)})"
                     for k, v in zip(keys, values, strict=True)
                 )
                 return f"$.dict([{','.join(listed)}])"
             case ast.Attribute(inner, name):
                 return f'$.get({self.value(inner)},"{name}")'
             case ast.Subscript(inner, ast.Slice(low, high, step)):
-                ends = (
-                    self.value(x) if x else "null" for x in (low, high, step)
-                )
+                ends = (self.value(x) if x else "null" for x in (low, high, step))
                 return f"$.slice({self.value(inner)},{','.join(ends)})"
             case ast.Subscript(inner, at):
                 return f"$.at({self.value(inner)},{self.value(at)})"
@@ -571,7 +628,7 @@ class Script:
                     COMPARED[type(op)].format(self.value(a), self.value(b))
                     for op, a, b in zip(ops, lefts, rights, strict=True)
                 ]
-                text = " && ".join(tests)
+                text = "&&".join(tests)
                 return f"({text})" if len(tests) > 1 else text
             case ast.IfExp(test, yes, no):
                 both = f"{self.value(yes)}:{self.value(no)}"
@@ -579,17 +636,18 @@ class Script:
             case ast.Call():
                 return self.call(node)
             case ast.JoinedStr(parts):
-                return "(" + "+".join(['""', *map(self.value, parts)]) + ")"
+                return f"({'+'.join(map(self.value, parts))})" if parts else '""'
             case ast.FormattedValue(value, how, spec):
-                given = [self.value(value), f"{how}"]
+                given = [self.value(value)]
+                given += [f"{how}"] if spec or how != -1 else []
                 given += [self.value(spec)] if spec else []
                 return f"$.format({','.join(given)})"
             case ast.NamedExpr(ast.Name(name), value):
-                return f"({_name(name)}={self.value(value)})"
+                return f"({self.name(name)}={self.value(value)})"
             case ast.Lambda(args, body):
                 given = [arg.arg for arg in args.args]
-                inside = Script({*self.known, *given}, self.by_name)
-                head = ", ".join(map(_name, given))
+                inside = self.within(given)
+                head = ",".join(map(inside.name, given))
                 return f"(({head})=>{inside.value(body)})"
             case ast.ListComp(part, loops):
                 return f"[...{self.loop(part, loops)}]"
@@ -604,7 +662,7 @@ class Script:
 
     def named(self, name: str) -> str:
         if name in self.known:
-            return _name(name)
+            return self.name(name)
         if self.by_name and name not in FUNCTIONS:
             return f'{self.by_name}("{name}")'
         if self.by_name and name == "sqrt":
@@ -612,31 +670,15 @@ class Script:
         return f"$b.{name}"
 
     def loop(self, part: ast.expr, loops: list[ast.comprehension]) -> str:
-        names = {
-            n.id
-            for loop in loops
-            for n in ast.walk(loop.target)
-            if isinstance(n, ast.Name)
-        }
-        inner = Script({*self.known, *names}, self.by_name, inside=True)
+        names = {n.id for loop in loops for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+        inner = self.within(sorted(names), "let")
         inner.counted = self.counted + 1
         lines, end = [], ""
         outer = self
         for loop in loops:
             over = outer.value(loop.iter)
-            if isinstance(loop.target, ast.Name):
-                item = f"let {_name(loop.target.id)}"
-            else:
-                item = f"const {inner.fresh()}"
-            lines.append(f"for({item} of $.it({over})){{")
-            if not isinstance(loop.target, ast.Name):
-                own = sorted(
-                    n.id
-                    for n in ast.walk(loop.target)
-                    if isinstance(n, ast.Name)
-                )
-                lines.append(f"let {', '.join(map(_name, own))};")
-                lines += inner.assigned(loop.target, item[6:])
+            item, unpacked = inner.item(loop.target)
+            lines += [f"for({item} of $.it({over})){{", *unpacked]
             for test in loop.ifs:
                 lines.append(f"if(!{inner.truth(test)})continue;")
             end += "}"
@@ -647,9 +689,7 @@ class Script:
 
     def call(self, node: ast.Call) -> str:
         named = ",".join(
-            f"{k.arg}:{self.value(k.value)}"
-            if k.arg
-            else f"...$.object({self.value(k.value)})"
+            f"{k.arg}:{self.value(k.value)}" if k.arg else f"...$.object({self.value(k.value)})"
             for k in node.keywords
         )
         given = self.values(node.args)
@@ -659,14 +699,15 @@ class Script:
             case ast.Attribute(inner, name):
                 head = f'{self.value(inner)},"{name}",[{given}]'
                 return f"$.send({head}{f',{{{named}}}' if named else ''})"
-        head = f"{self.value(node.func)},[{given}]"
+        called, name = self.value(node.func), ast.unparse(node.func)
+        if not named and (called in PLAIN or name in self.functions):
+            return f"{called}({given})"
+        head = f"{called},[{given}]"
         return f"$.call({head}{f',{{{named}}}' if named else ''})"
 
 
 def _yields(node: ast.FunctionDef) -> bool:
-    return any(
-        isinstance(n, ast.Yield | ast.YieldFrom) for n in _same_scope(node.body)
-    )
+    return any(isinstance(n, ast.Yield | ast.YieldFrom) for n in _same_scope(node.body))
 
 
 def _same_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
@@ -690,10 +731,10 @@ def _same_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
                     yield child
 
 
-def _bound(nodes: Sequence[ast.stmt]) -> set[str]:
-    """The names that statements of a function bind."""
+def _bound(nodes: Sequence[ast.stmt], kinds: type[ast.AST] = ast.AST) -> set[str]:
+    """The names that statements of a function bind, by nodes of some kinds."""
     names: set[str] = set()
-    for node in _same_scope(nodes):
+    for node in filter(lambda node: isinstance(node, kinds), _same_scope(nodes)):
         match node:
             case ast.Name(name, ast.Store()):
                 names.add(name)

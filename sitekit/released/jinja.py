@@ -11,22 +11,19 @@ from jinja2 import Environment, nodes
 
 
 def of_templates(sources: Mapping[str, str]) -> str:
-    """`template` of attnref in JavaScript."""
-    made = (f"{json.dumps(n)}:{_template(s)}" for n, s in sources.items())
-    return f'((t)=>(name="attention")=>t[name])({{{",".join(made)}}})'
+    """An object of compiled templates, by their names."""
+    templates = (f"{json.dumps(n)}:{_template(s)}" for n, s in sources.items())
+    return f"{{{','.join(templates)}}}"
 
 
 def _template(source: str) -> str:
     """An object whose `render` takes a `dict`."""
     tree = Environment(trim_blocks=True).parse(source)
-    own = {n.name for n in tree.find_all(nodes.Name) if n.ctx == "store"}
-    names = {n.name for n in tree.find_all(nodes.Name)} - own
-    given = [f'${name}=$.at(known,"{name}")' for name in sorted(names)]
-    made = f"let {','.join(f'${name}' for name in sorted(own))};" if own else ""
-    return (
-        f"{{render:(known)=>{{const {','.join(given)};"
-        f"{made}return {_text(tree.body)};}}}}"
-    )
+    assigned = {n.name for n in tree.find_all(nodes.Name) if n.ctx == "store"}
+    names = {n.name for n in tree.find_all(nodes.Name)} - assigned
+    constants = [f'${name}=$.at(known,"{name}")' for name in sorted(names)]
+    lets = f"let {','.join(f'${name}' for name in sorted(assigned))};" if assigned else ""
+    return f"{{render:(known)=>{{const {','.join(constants)};{lets}return {_text(tree.body)};}}}}"
 
 
 def _text(body: list[nodes.Node]) -> str:
@@ -37,23 +34,23 @@ def _text(body: list[nodes.Node]) -> str:
 def _statement(node: nodes.Node) -> str:
     match node:
         case nodes.Output():
-            return "+".join(map(_printed, node.nodes))
+            return "+".join(map(_print, node.nodes))
         case nodes.Assign():
             return f"({_value(node.target)}={_value(node.node)},'')"
         case nodes.FilterBlock():
             filter = node.filter
-            given = [_text(node.body), *map(_value, filter.args)]
-            return f"{filter.name}({','.join(given)})"
+            arguments = [_text(node.body), *map(_value, filter.args)]
+            return f"{filter.name}({','.join(arguments)})"
         case nodes.If():
-            other = f"({_text(node.else_)})"
+            alternative = f"({_text(node.else_)})"
             for part in reversed([node, *node.elif_]):
                 test, text = _value(part.test), _text(part.body)
-                other = f"($.t({test})?{text}:{other})"
-            return other
+                alternative = f"($.t({test})?{text}:{alternative})"
+            return alternative
     raise NotImplementedError(f"line {node.lineno}: {node!r}")
 
 
-def _printed(node: nodes.Node) -> str:
+def _print(node: nodes.Node) -> str:
     if isinstance(node, nodes.TemplateData):
         return json.dumps(node.data)
     return f"$b.str({_value(node)})"
@@ -74,9 +71,7 @@ def _value(node: nodes.Node | None) -> str:
         case nodes.Tuple():
             return f"[{','.join(map(_value, node.items))}]"
         case nodes.Concat():
-            return (
-                "(" + "+".join(f"$b.str({_value(n)})" for n in node.nodes) + ")"
-            )
+            return "(" + "+".join(f"$b.str({_value(n)})" for n in node.nodes) + ")"
         case nodes.Not():
             return f"!$.t({_value(node.node)})"
         case nodes.And():
@@ -84,8 +79,10 @@ def _value(node: nodes.Node | None) -> str:
         case nodes.Or():
             return f"$.any({_value(node.left)},()=>{_value(node.right)})"
         case nodes.CondExpr():
-            both = f"{_value(node.expr1)}:{_value(node.expr2)}"
-            return f"($.t({_value(node.test)})?{both})"
+            branches = f"{_value(node.expr1)}:{_value(node.expr2)}"
+            return f"($.t({_value(node.test)})?{branches})"
+        case nodes.Test(name="string"):
+            return f'typeof {_value(node.node)}==="string"'
         case nodes.Compare(ops=[one]):
             left, right = _value(node.expr), _value(one.expr)
             form = {"eq": "$.eq({},{})", "ne": "!$.eq({},{})"}

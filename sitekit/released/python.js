@@ -132,14 +132,25 @@ $.object = (d) => Object.fromEntries($.pairs(d));
 // Functions: with the names of their parameters.
 $.def = (names, f) => Object.assign(f, { $names: names });
 $.signed = (cls, name, names) => {
-  const found = Object.getOwnPropertyDescriptor(cls.prototype, name);
-  if (found.value) found.value.$names = names;
+  cls.prototype[name].$names = names;
+};
+$.cached = (cls, names) => {
+  for (const name of names) {
+    const { get } = Object.getOwnPropertyDescriptor(cls.prototype, name);
+    Object.defineProperty(cls.prototype, name, {
+      get() {
+        const value = get.call(this);
+        Object.defineProperty(this, name, { value });
+        return value;
+      },
+    });
+  }
 };
 class Named {}
 const placed = (f, args, kw) => {
   if (f.$rest) return [...args, Object.assign(new Named(), kw)];
   const out = [...args], left = {};
-  const names = f.$names || [];
+  const names = f.$names || wrong("no names");
   for (const name of Object.keys(kw)) {
     const at = names.indexOf(name);
     if (at >= 0) out[at] = kw[name];
@@ -419,7 +430,7 @@ $.it = (x) => {
   if (x !== null && typeof x === "object" && Symbol.iterator in x) return x;
   return wrong("not iterable");
 };
-$.unpack = (x, n, star) => {
+$.unpack = (x, n, star = -1) => {
   const all = [...$.it(x)];
   if (star < 0 ? all.length !== n : all.length < n - 1) fail("ValueError", "unpack");
   if (star < 0) return all;
@@ -705,7 +716,7 @@ $.modules = {
     replace,
     fields: (x) => {
       const cls = typeof x === "function" ? x : x.constructor;
-      return cls.$fields.map(([name, , kind]) => ({ name, type: kind() }));
+      return cls.$fields.map(([name, , type]) => ({ name, type }));
     },
   },
   fractions: { Fraction },

@@ -3,8 +3,8 @@ stores, its file, and what the output loses with each part.
 
 specs.json has what attention reads of the config.json of each, with its
 address. The pages models/released/*.md stand nowhere: `markdown` writes them
-for the build, from the words of released.yml, both languages beside each other.
-`::: released qwen3-8b` on a page becomes the file of that model.
+for the build, from the words of released.toml, and of parts.toml in the package, where both
+languages stand side by side. `::: released qwen3-8b` on a page becomes the file of that model.
 """
 
 import json
@@ -16,46 +16,28 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 from torch import Tensor
 
-from attnref.numbers.kv_memory import (
-    growth,
-    kv_bytes,
-    size,
-    state_bytes,
-)
+from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
 from attnref.numbers.shapes import Model
+from attnref.released import parts
 from attnref.released.configured import ConfiguredAttention
 from attnref.released.devices import devices
-from attnref.released.from_config import group_of, within
-from attnref.released.generate import file_of
-from attnref.released.record import (
-    AttentionRecord,
-    fields_of,
-    mixers_of,
-    records_of,
-)
-from attnref.released.record import kinds_of as layer_kinds
-from attnref.released.specs import called as makers_of
+from attnref.released.from_config import drop_wide_window, group_of
+from attnref.released.generate import file_from
+from attnref.released.mixers import CompressedAttention, ConvolvedAttention
+from attnref.released.parts import Records, composition, letters, parts_of, standard
+from attnref.released.record import AttentionRecord, Config, read_config
+from attnref.released.specs import chinese_names as makers_of
 from attnref.released.specs import configs, models
 from sitekit import ROOT
 from sitekit.adapter import BuildError, get_relative_url
+from sitekit.drawing.strips import paths
 from sitekit.markdown.calls import near
 from sitekit.markdown.render import render
+from sitekit.markdown.source import table_of
 from sitekit.released import told
-from sitekit.released.told import (
-    LENGTHS,
-    Records,
-    composition,
-    differs,
-    heads,
-    letters,
-    lines_of,
-    parts_of,
-    standard,
-    without,
-)
+from sitekit.released.told import LENGTHS, differs, heads, lines_of, without
 
 FOLDER = "models/released"
 TRIAL = """layer = {made}({layer}).eval().requires_grad_(False)
@@ -70,15 +52,34 @@ DEVICES = "4090", "910b", "a100", "h100", "h200", "b200"
 RANKS = 1, 2, 4, 8
 # The words of a card.
 FACTS = {
+    "state": "of_state",
     "token": "of_token",
     "cache": "of_text",
     "times": "times",
     "fits": "sequences",
     "context": "context",
 }
-FEW = 11  # lines of a diff that need no fold
+UNFOLDED = 11  # lines of a diff that need no fold
 T, E, D = 24, 60, 16  # of the tiny layers: more tokens than any window
-SHORT = 7  # their windows and chunks; longer RoPE is scaled beyond 8
+SMALL_SPAN = 7  # their windows and chunks; longer RoPE is scaled beyond 8
+
+
+# The part of a name that tells sizes of a family apart: 8b, 8x7b, e2b-a4b,
+# flash.
+SIZE = re.compile(r"(-([ae]?\d[\d.x]*[bmt]|flash|lite|mini|nano|pro|scout|maverick))+$")
+
+
+def family_of(id: str) -> str:
+    return SIZE.sub("", id)
+
+
+def in_chinese(id: str) -> str:
+    """A name with the shortest Chinese one of its family, if any: 千问3-8b,
+    which is part of 通义千问3-8b."""
+    for chinese, family in sorted(makers_of().items(), key=lambda x: len(x[0])):
+        if rest := re.fullmatch(rf"{family}(?![a-z])-?(.*)", id):
+            return chinese + rest[1]
+    return ""
 
 
 class Released(NamedTuple):
@@ -86,6 +87,7 @@ class Released(NamedTuple):
 
     model: Model
     config: dict[str, Any]
+    reading: Config  # what has been read of it
     records: dict[int, AttentionRecord]
     parts: dict[str, list[int]]
 
@@ -97,13 +99,37 @@ class Released(NamedTuple):
     def name(self) -> str:
         return self.model.name
 
-    def called(self, language: str) -> str:
+    def full_name(self, language: str) -> str:
         """Its name, in Chinese with that of its makers."""
         family = self.model.family.lower()
-        makers = [name for name, made in makers_of().items() if made == family]
+        makers = [name for name, maker in makers_of().items() if maker == family]
         if makers and language == "zh":
             return f"{self.name}（{makers[0]}）"
         return self.name
+
+    @property
+    def names(self) -> list[str]:
+        """What readers call it, in both languages, with its size."""
+        names = self.id, self.name.lower(), in_chinese(self.id)
+        return [*dict.fromkeys(filter(None, names))]
+
+    @property
+    def family_names(self) -> list[str]:
+        """Its names without the size; none if other models bear them too, as
+        Qwen3-VL bears qwen3."""
+        family = family_of(self.id)
+        of_family = (x for x in models() if x.startswith(f"{family}-"))
+        if family == self.id or any(family_of(x) != family for x in of_family):
+            return []
+        return [*filter(None, (family, in_chinese(family)))]
+
+    @property
+    def part_names(self) -> list[str]:
+        """What readers call what some of its layers have."""
+        names = words()["asked"]
+        count = len(self.records)
+        parts = [p for p, layers in self.parts.items() if len(layers) < count]
+        return [name for part in parts for name in names.get(part, [])]
 
     @property
     def file(self) -> str:
@@ -111,23 +137,36 @@ class Released(NamedTuple):
 
     @property
     def family(self) -> str:
-        return str(fields_of(self.config)["model_type"])
+        return self.reading.family
 
     @property
     def attends(self) -> Mapping[int, AttentionRecord]:
-        return told.attending(fields_of(self.config), self.records)
+        """The layers with keys and values, those of a template too."""
+        return self.records or {
+            layer: AttentionRecord(
+                r.family,
+                r.kind,
+                r.d_model,
+                r.n_heads,
+                r.n_kv_heads if isinstance(r, ConvolvedAttention) else 1,
+                r.key_dim,
+                r.key_dim,
+                window=r.window,
+            )
+            for layer, r in self.reading.mixers.items()
+            if isinstance(r, CompressedAttention | ConvolvedAttention)
+        }
 
     @property
     def layers(self) -> int:
-        return len(layer_kinds(fields_of(self.config)))
+        return len(self.reading.kinds)
 
     @property
-    def left(self) -> list[str]:
+    def missing_kinds(self) -> list[str]:
         """The kinds of the layers that its file leaves out."""
-        given = fields_of(self.config)
-        there = {*self.records, *mixers_of(given)}
-        kinds = enumerate(layer_kinds(given))
-        return [kind for layer, kind in kinds if layer not in there]
+        written = {*self.records, *self.reading.mixers}
+        kinds = enumerate(self.reading.kinds)
+        return [kind for layer, kind in kinds if layer not in written]
 
     @property
     def text(self) -> str:
@@ -144,18 +183,20 @@ def released() -> dict[str, Released]:
     result = {}
     for id, config in reversed(configs().items()):
         with suppress(ValueError):  # of another kind than softmax attention
-            longest = models()[id].max_context
-            read = records_of(config).items()
-            records = {n: within(r, longest) for n, r in read}
+            model, reading = models()[id], read_config(config)
+            records = {
+                layer: drop_wide_window(r, model.max_context)
+                for layer, r in reading.records.items()
+            }
             parts = parts_of(records)
-            result[id] = Released(models()[id], config, records, parts)
+            result[id] = Released(model, config, reading, records, parts)
     return result
 
 
 @cache
 def text_of(id: str) -> str:
     """The file of a model."""
-    return file_of(released()[id].config)
+    return file_from(released()[id].reading)
 
 
 def files() -> dict[str, str]:
@@ -167,13 +208,13 @@ def files() -> dict[str, str]:
 
 
 def tiny(r: AttentionRecord) -> AttentionRecord:
-    """The same layer in small, with whatever the record says beside sizes."""
+    """A small layer, with all that the record says except its sizes."""
     group = min(r.n_heads // r.n_kv_heads, 3)
     K = 1 if r.n_kv_heads == 1 else 2
     share = r.rope_width / (r.rope_dim or r.head_dim)
-    turned = D // 2 if r.kv_rank else D
-    width = max(2, round(turned * share / 2) * 2)
-    made = replace(
+    D_rope = D // 2 if r.kv_rank else D
+    width = max(2, round(D_rope * share / 2) * 2)
+    small = replace(
         r,
         d_model=E,
         n_heads=K * group,
@@ -182,15 +223,15 @@ def tiny(r: AttentionRecord) -> AttentionRecord:
         v_head_dim=D if r.v_head_dim == r.head_dim else D // 2,
         q_rank=r.q_rank and 20,
         kv_rank=r.kv_rank and 16,
-        rope_dim=turned if r.kv_rank else 0,
+        rope_dim=D_rope if r.kv_rank else 0,
         rope_width=width,
         rope_length=r.rope_length and 8,
         rope_short=_fewer(r.rope_short, width // 2),
         rope_long=_fewer(r.rope_long, width // 2),
         q_growth_every=min(r.q_growth_every, 8),
-        window=r.window and SHORT,
-        chunk=r.chunk and SHORT,
-        index_topk=r.index_topk and (2 if r.index_pool else SHORT),
+        window=r.window and SMALL_SPAN,
+        chunk=r.chunk and SMALL_SPAN,
+        index_topk=r.index_topk and (2 if r.index_pool else SMALL_SPAN),
         index_block=3 if r.index_pool else 1,
         index_heads=min(r.index_heads, 3),
         index_dim=min(r.index_dim, D),
@@ -198,7 +239,7 @@ def tiny(r: AttentionRecord) -> AttentionRecord:
         shares=None,
         is_shared=False,
     )
-    return replace(made, scale=standard(made) * r.scale / standard(r))
+    return replace(small, scale=standard(small) * r.scale / standard(r))
 
 
 def _fewer(values: tuple[float, ...], n: int) -> tuple[float, ...]:
@@ -206,23 +247,23 @@ def _fewer(values: tuple[float, ...], n: int) -> tuple[float, ...]:
 
 
 @cache
-def lost(r: AttentionRecord, other: AttentionRecord) -> float:
+def damage(r: AttentionRecord, variant: AttentionRecord) -> float:
     """How far the output moves, relative to its largest element, when a layer
     runs as another, with those of its weights that the other has."""
-    wanted, weights, x = _ran(r)
-    layer = ConfiguredAttention(other).eval()
+    outputs, weights, x = _ran(r)
+    layer = ConfiguredAttention(variant).eval()
     ours = {n: w for n, w in weights.items() if n in layer.state_dict()}
-    if r.gate == "in q_proj" and not other.gate:
+    if r.gate == "in q_proj" and not variant.gate:
         for name in ("q_proj.weight", "q_proj.bias"):
             if name in ours:
-                both = ours[name].view(r.n_heads, 2, D, -1)
-                ours[name] = both[:, 0].reshape(r.n_heads * D, -1).squeeze(1)
-    if r.qkv_bias and not other.qkv_bias:
+                halves = ours[name].view(r.n_heads, 2, D, -1)
+                ours[name] = halves[:, 0].reshape(r.n_heads * D, -1).squeeze(1)
+    if r.qkv_bias and not variant.qkv_bias:
         ours = {n: w for n, w in ours.items() if not n.endswith("proj.bias")}
     layer.load_state_dict({**layer.state_dict(), **ours})
     with torch.no_grad():
-        got: Tensor = layer(x)
-    return float((got - wanted).abs().max() / wanted.abs().max())
+        outs: Tensor = layer(x)
+    return float((outs - outputs).abs().max() / outputs.abs().max())
 
 
 @cache
@@ -242,12 +283,12 @@ def _ran(r: AttentionRecord) -> tuple[Tensor, dict[str, Tensor], Tensor]:
 
 
 def losses(records: dict[int, AttentionRecord]) -> dict[str, float]:
-    """Of each part that can be left out, in the first layer that has it."""
+    """The damage of each part that can be left out, in its first layer."""
     result = {}
     for name, layers in parts_of(records).items():
         r = tiny(records[layers[0]])
-        if other := without(name, r, records):
-            result[name] = lost(r, other)
+        if variant := without(name, r, records):
+            result[name] = damage(r, variant)
     return result
 
 
@@ -256,8 +297,7 @@ def losses(records: dict[int, AttentionRecord]) -> dict[str, float]:
 
 @cache
 def words() -> dict[str, Any]:
-    path = ROOT / "sitekit/released/released.yml"
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return parts.words() | table_of(ROOT / "sitekit/released/released.toml")
 
 
 def word(key: str, language: str, **facts: object) -> str:
@@ -265,9 +305,9 @@ def word(key: str, language: str, **facts: object) -> str:
     return text.format(**facts)
 
 
-def part_word(part: str, which: str, language: str) -> str:
+def part_word(part: str, key: str, language: str) -> str:
     """`name`, `differs` or `lost` of a part."""
-    text: str = words()["parts"][part][which][language]
+    text: str = words()["parts"][part][key][language]
     return text
 
 
@@ -286,25 +326,23 @@ def per_token(model: Released) -> int:
 
 def strip(model: Released, language: str) -> str:
     """As SVG with its text."""
-    kinds = letters(fields_of(model.config), model.records)
+    kinds = letters(model.reading, model.records)
     return strip_of(kinds, language)
 
 
 def strip_of(kinds: Sequence[str], language: str) -> str:
-    from sitekit.drawn.released import drawn
-
     label = composition(kinds, words(), language)
     return (
         f'<svg class="strip" role="img" aria-label="{label}" '
         f'viewBox="0 0 {len(kinds)} 10" preserveAspectRatio="none">'
-        f"{drawn([(letter, False) for letter in kinds])}</svg>"
+        f"{paths([(letter, False) for letter in kinds])}</svg>"
     )
 
 
 def card(
     title: str,
     model: Model,
-    whole: int,
+    reused: Sequence[int],
     language: str,
     kinds: Sequence[str] = DEVICES,
     ranks: Sequence[int] = RANKS,
@@ -313,26 +351,30 @@ def card(
     """HTML: the numbers of the first screen, and what sets them. A page that
     `computes` holds what is seen first, and its script the rest."""
     mib = {name: devices()[name].mib for name in kinds}
-    data = told.card(model, whole, mib, ranks)
-    at, way = data["at"], data["way"].split()
-    rows = data | data["by"][way[-1]] | {"tokens": data["tokens"][at]}
+    data = told.card(model, reused, mib, ranks, told.Stored([]) if computes else None)
+    first, way = data["at"], data["way"].split()
+    rows = data | data["factors"] | data["by"][way[-1]]
+    rows["tokens"] = data["tokens"][first]
     if "fits" in data:
-        rows["fits"] = data["fits"].get(data["way"], [0] * (at + 1))
+        rows["fits"] = data["fits"].get(data["way"], [0] * (first + 1))
     if computes:
         data["fits"] = {data["way"]: rows["fits"]}
     formats = {name: name for name in told.FORMATS}
+    say = {key: text[language] for key, text in words()["page"].items()}
+    stored = {told.CONFIG: say["stored"]} if computes else {}
     return render(
         "card",
         title=title,
         data=data,
-        now={k: x[at] if isinstance(x, list) else x for k, x in rows.items()},
+        now={k: x[first] if isinstance(x, list) else x for k, x in rows.items()},
         way=way,
-        say={key: text[language] for key, text in words()["page"].items()},
+        say=say,
         facts=FACTS,
+        causes={n: words()["causes"][n][language] for n in told.CAUSES},
         choices={
             "ranks": {str(n): f"{n} ×" for n in ranks},
             "device": {name: devices()[name].name for name in kinds},
-            "weights": formats,
+            "weights": formats | stored,
             "dtype": formats,
         },
     )
@@ -353,33 +395,39 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     def say(key: str, **facts: object) -> str:
         return word(key, language, **facts)
 
-    called, model_type = model.name, model.config["model_type"]
+    name, model_type = model.name, model.config["model_type"]
     yield "---"
     for key in ("title", "description"):
-        label = say(key, name=called, family=model_type, n=model.layers)
+        label = say(key, name=name, family=model_type, n=model.layers)
         yield f"{key}: {json.dumps(label, ensure_ascii=False)}"
     yield f"model: {model.id}"
     yield "scripts: [card]"
     yield "search: {boost: 0.7}"  # what a family is stands elsewhere
+    for key, names in (
+        ("aliases", model.part_names),
+        ("models", model.names),
+        ("families", model.family_names),
+    ):
+        yield f"{key}: {json.dumps(names, ensure_ascii=False)}"
     yield "---"
-    yield f"# {called} {{ #model }}\n"
+    yield f"# {name} {{ #model }}\n"
     about = {"family": model_type, "file": model.file, "n": model.lines}
     yield say("lead", **about) + "\n"
     yield '<figure class="computed strips" markdown="0">'
     yield strip(model, language)
-    kinds = letters(fields_of(model.config), model.records)
+    kinds = letters(model.reading, model.records)
     label = composition(kinds, words(), language)
     yield f"<figcaption>{label}</figcaption></figure>\n"
     for kind, n in _kinds_of_layers(model, language).items():
-        which = "of_kind" if n < model.layers else "all_kind"
-        yield f"- {say(which, kind=kind, n=n, all=model.layers)}"
-    whole = told.unshared(model.attends)
-    yield f"\n{card(called, model.model, whole, language)}"
+        key = "of_kind" if n < model.layers else "all_kind"
+        yield f"- {say(key, kind=kind, n=n, all=model.layers)}"
+    reused = told.reused(model.records)
+    yield f"\n{card(name, model.model, reused, language)}"
     yield from _differences(model, language)
     yield f"\n## {say('file')} {{ #file data-search-exclude }}\n"
     yield f"::: released {model.id}\n"
     yield f"## {say('memory')} {{ #memory data-search-exclude }}\n"
-    shapes = say("join").join(f"`{heads(r)}`" for r in kinds_of(model))
+    shapes = words()["join"][language].join(f"`{heads(r)}`" for r in kinds_of(model))
     yield say("heads", shapes=shapes, bytes=size(per_token(model))) + "\n"
     lengths = [n for n in LENGTHS if n <= model.model.max_context]
     lengths = lengths or [model.model.max_context]
@@ -398,27 +446,24 @@ def _lines(model: Released, language: str) -> Iterator[str]:
         name = source.url.rpartition("/")[2]
         yield f"- [{source.label}: {name}]({source.url})"
     yield ""
-    keys = ", ".join(f"`{key}`" for key in fields_of(model.config))
+    keys = ", ".join(f"`{key}`" for key in model.reading.fields)
     yield say("fields", keys=keys)
 
 
-def listed(records: Records, moved: Mapping[str, float], language: str) -> str:
+def list_differences(records: Records, errors: Mapping[str, float], language: str) -> str:
     """A list of what is not as in Llama, with the damage and the lines."""
     return render(
         "differs",
         differs=differs(records, words(), language),
         damages={
             part: word(
-                "damage",
-                language,
-                loader=part_word(part, "lost", language),
-                n=f"{error:.2g}",
+                "damage", language, loader=part_word(part, "lost", language), n=f"{error:.2g}"
             )
-            for part, error in moved.items()
+            for part, error in errors.items()
         },
-        moved=moved,
+        moved=errors,
         lines={part: lines_of(part, records) for part in parts_of(records)},
-        few=FEW,
+        few=UNFOLDED,
         title=word("lines", language, n="{}"),
     )
 
@@ -430,23 +475,17 @@ def _differences(model: Released, language: str) -> Iterator[str]:
     def say(key: str, **facts: object) -> str:
         return word(key, language, **facts)
 
-    moved = losses(model.records)
+    errors = losses(model.records)
     yield f"\n## {say('differs')} {{ #differs data-search-exclude }}\n"
-    if moved:
+    if errors:
         yield say("wrong_lead", family=model.family) + "\n"
     if differs(model.records, words(), language):
-        yield listed(model.records, moved, language) + "\n"
+        yield list_differences(model.records, errors, language) + "\n"
     else:
         yield say("nothing" if model.records else "other") + "\n"
-    if left := model.left:
-        yield f"{say('others', n=len(left), all=model.layers)}\n"
-    yield say(
-        "wrong_after"
-        if moved
-        else "nothing_wrong"
-        if model.records
-        else "no_other"
-    )
+    if left_out := model.missing_kinds:
+        yield f"{say('others', n=len(left_out), all=model.layers)}\n"
+    yield say("wrong_after" if errors else "nothing_wrong" if model.records else "no_other")
 
 
 def _kinds_of_layers(model: Released, language: str) -> dict[str, int]:
@@ -464,7 +503,7 @@ def _kinds_of_layers(model: Released, language: str) -> dict[str, int]:
         text: str = known[how][language]
         return text.format(*parts)
 
-    mixers = mixers_of(fields_of(model.config))
+    mixers = model.reading.mixers
     counts: dict[str, int] = {}
     for layer in range(model.layers):
         r, mixer, label = model.records.get(layer), mixers.get(layer), ""
@@ -478,14 +517,15 @@ def _kinds_of_layers(model: Released, language: str) -> dict[str, int]:
                 label += joined("and", linked(name))
         if mixer and r:
             label = joined("beside", label, linked(mixer.kind))
-        elif mixer and mixer.window is None and not mixer.n_kv_heads:
-            label = joined("recurrent", linked(mixer.kind))
-        elif mixer:
-            label = linked(mixer.kind if mixer.rate > 1 else "MQA")
-            if mixer.n_kv_heads:
+        elif isinstance(mixer, CompressedAttention | ConvolvedAttention):
+            if isinstance(mixer, ConvolvedAttention):
                 label = linked("GQA") + joined("and", linked(mixer.kind))
+            else:
+                label = linked(mixer.kind if mixer.rate > 1 else "MQA")
             if mixer.window:
                 label += joined("and", linked("window"))
+        elif mixer:
+            label = joined("recurrent", linked(mixer.kind))
         label = label or joined("none")
         counts[label] = counts.get(label, 0) + 1
     return counts
@@ -495,15 +535,14 @@ def notebook(id: str, language: str) -> list[str]:
     """Text and code in turn: the file, and the layer with random weights."""
     model = released()[id]
     layer, first = next(iter(model.attends.items()))
-    made = "Attention" if model.records else "mixer"
+    name_of_layer = "Attention" if model.records else "mixer"
     lead = word("notebook", language, name=model.name, layers=model.layers)
-    trial = TRIAL.format(made=made, layer=layer, d_model=first.d_model)
-    return [lead, model.text.rstrip(), word("trial", language), trial]
+    trial = TRIAL.format(made=name_of_layer, layer=layer, d_model=first.d_model)
+    code = model.text.partition("\nif __name__ ==")[0]  # no program here
+    return [lead, code.rstrip(), word("trial", language), trial]
 
 
-def expanded(
-    markdown: str, here: str, language: str, urls: dict[str, str]
-) -> str:
+def show_files(markdown: str, here: str, language: str, urls: dict[str, str]) -> str:
     """The Markdown of a page with the files of models, each with its bar."""
     stem = here.removesuffix(".md")
 

@@ -1,11 +1,11 @@
 """What a config.json says of a model's attention, in words and numbers.
 
 javascript.py makes a script of this file for the page "Your model".
-`words` is what released.yml holds.
+`words` is what parts.toml of the package holds.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,229 +16,55 @@ from attnref.numbers.kv_memory import (
     largest_batch,
     reserved,
     size,
+    state_bytes,
     weight_bytes,
 )
-from attnref.numbers.shapes import Model
-from attnref.released.from_config import (
-    context_of,
-    model_from_config,
-    within,
-)
+from attnref.numbers.shapes import Chunked, Compressed, Full, Group, Mla, Model, Recurrent, Store
+from attnref.numbers.weights import Share, device_bytes
+from attnref.released.from_config import context_of, drop_wide_window, group_of, model_from_config
 from attnref.released.generate import file_from, rendered
-from attnref.released.record import (
-    AttentionRecord,
-    fields_of,
-    kinds_of,
-    mixers_of,
-    parsed,
-    records_of,
+from attnref.released.parts import (
+    PARTS,
+    Records,
+    Saying,
+    composition,
+    letters,
+    number,
+    parts_of,
+    sentence,
+    theta_of,
 )
+from attnref.released.record import AttentionRecord, Config, parsed, read_config
+from attnref.released.stored import dtype_of, stored_shares
 
-Records = Mapping[int, AttentionRecord]
-Saying = Mapping[str, Any]
-Change = dict[str, Any]
 LENGTHS = 4096, 32_768, 131_072, 1_048_576
 SHARE = 0.9  # of a device's memory, which engines use
 USUAL = 131_072  # tokens
 FORMATS = "bf16", "fp8", "int4"
+CONFIG = "config"  # weights in the format of their files
 BY_SIZE = "1 h100", "2 h100", "4 h100", "8 h100", "8 h200", "8 b200"
 
 
-class Part(NamedTuple):
-    """What a record says beyond Llama's, and the record without it."""
-
-    holds: Callable[[AttentionRecord], object]
-    without: Callable[[AttentionRecord], Change] | None = None
-
-
-def standard(r: AttentionRecord) -> float:
-    return float(r.head_dim**-0.5)
-
-
-# In the order in which they are told.
-PARTS: dict[str, Part] = {
-    "mla": Part(lambda r: r.kv_rank),
-    "indexer": Part(
-        lambda r: r.index_topk and not r.index_pool,
-        lambda r: {"index_topk": None, "index_own": False},
-    ),
-    "blocks": Part(
-        lambda r: r.index_pool,
-        lambda r: {"index_topk": None, "index_own": False, "index_pool": None},
-    ),
-    "grouped": Part(lambda r: r.n_kv_heads < r.n_heads and not r.kv_rank),
-    "wide": Part(
-        lambda r: r.n_heads * r.head_dim != r.d_model and not r.kv_rank
-    ),
-    "narrow_v": Part(lambda r: r.v_head_dim != r.head_dim and not r.kv_rank),
-    "fused": Part(lambda r: r.fused),
-    "bias": Part(
-        lambda r: r.qkv_bias or r.o_bias,
-        lambda r: {"qkv_bias": False, "o_bias": False},
-    ),
-    "shares": Part(lambda r: r.shares is not None),
-    "k_is_v": Part(lambda r: r.k_is_v),
-    "clip": Part(lambda r: r.clip, lambda r: {"clip": None}),
-    "k_factor": Part(lambda r: r.k_factor != 1, lambda r: {"k_factor": 1.0}),
-    "v_factor": Part(lambda r: r.v_factor != 1, lambda r: {"v_factor": 1.0}),
-    "norm": Part(
-        lambda r: r.norm, lambda r: {"norm": None, "norm_late": False}
-    ),
-    "norm_weight": Part(
-        lambda r: r.norm and r.norm_weight == "1 + w",
-        lambda r: {"norm_weight": "w"},
-    ),
-    "norm_late": Part(  # without a weight, both orders are one
-        lambda r: r.norm_late and r.norm_weight,
-        lambda r: {"norm_late": False},
-    ),
-    "v_norm": Part(lambda r: r.v_norm, lambda r: {"v_norm": False}),
-    "no_rope": Part(
-        lambda r: not r.rope_theta and not r.alibi,
-        lambda r: {"rope_theta": 1e4, "rope_width": r.rope_dim or r.head_dim},
-    ),
-    "alibi": Part(lambda r: r.alibi, lambda r: {"alibi": False}),
-    "theta": Part(lambda r: False),  # of a model: see `parts_of`
-    "partial": Part(
-        lambda r: r.rope_theta and r.rope_width < (r.rope_dim or r.head_dim),
-        lambda r: {"rope_width": r.head_dim},
-    ),
-    "interleaved": Part(
-        lambda r: r.rope_theta and r.rope_layout != "half",
-        lambda r: {"rope_layout": "half"},
-    ),
-    "scaled": Part(
-        lambda r: r.rope_theta and r.rope_kind != "default",
-        lambda r: {"rope_kind": "default", "rope_size": 1.0},
-    ),
-    "growth": Part(
-        lambda r: r.q_growth or r.q_power,
-        lambda r: {"q_growth": 0.0, "q_power": 0.0},
-    ),
-    "scale": Part(
-        lambda r: abs(r.scale / standard(r) - 1) > 1e-6,
-        lambda r: {"scale": standard(r)},
-    ),
-    "softcap": Part(lambda r: r.softcap, lambda r: {"softcap": None}),
-    "window": Part(lambda r: r.window, lambda r: {"window": None}),
-    "chunk": Part(lambda r: r.chunk, lambda r: {"chunk": None}),
-    "sinks": Part(lambda r: r.with_sinks, lambda r: {"with_sinks": False}),
-    "head_norm": Part(lambda r: r.head_norm, lambda r: {"head_norm": False}),
-    "gate": Part(
-        lambda r: r.gate, lambda r: {"gate": None, "gate_bias": False}
-    ),
-    "sub_norm": Part(lambda r: r.sub_norm, lambda r: {"sub_norm": False}),
-}
-NOT_TOLD = {"grouped"}  # in a sentence: the heads say it
-UNSAID = {"window", "chunk"}  # their lines are those of masks and caches
-
-
-def parts_of(records: Records) -> dict[str, list[int]]:
-    """The parts that a model has, each with its layers."""
-    result = {
-        name: [n for n, r in records.items() if part.holds(r)]
-        for name, part in PARTS.items()
-    }
-    most = theta_of(records)
-    result["theta"] = [
-        n for n, r in records.items() if r.rope_theta not in (None, most)
-    ]
-    return {name: layers for name, layers in result.items() if layers}
-
-
-def theta_of(records: Records) -> float:
-    """That of the layers that see furthest."""
-    return max((r.rope_theta or 0.0 for r in records.values()), default=0.0)
-
-
-def letters(given: Mapping[str, Any], records: Records) -> list[str]:
-    """A letter of KINDS in drawn/released.py per layer that attends or keeps a
-    state."""
-    pattern = given.get("hybrid_override_pattern")
-    others = pattern if isinstance(pattern, str) else ""
-    result = []
-    mixers = mixers_of(given)
-    for layer in range(len(kinds_of(given))):
-        r, mixer = records.get(layer), mixers.get(layer)
-        if mixer is not None and (mixer.window or mixer.n_kv_heads):
-            whole = "F" if mixer.window is None else "W"
-            result.append("K" if mixer.rate > 1 else whole)
-        elif r is None:
-            result += [] if others[layer : layer + 1] in ("E", "-") else ["R"]
-        elif r.shares is not None:
-            result.append("S")
-        else:
-            kinds = {"L": r.kv_rank, "W": r.window, "C": r.chunk, "F": True}
-            result.append(next(k for k, holds in kinds.items() if holds))
-    return result
-
-
-def composition(kinds: Sequence[str], words: Saying, language: str) -> str:
-    """How many layers there are of each kind."""
-    counted: dict[str, int] = {}
-    for letter in kinds:
-        counted[letter] = counted.get(letter, 0) + 1
-    phrases = [
-        words["letters"][letter][language].format(n)
-        for letter, n in counted.items()
-    ]
-    joined: str = words["page"]["join"][language].join(phrases)
-    return joined
-
-
-def number(n: float) -> str:
-    """A power of ten as one, and 0.125 as it is."""
-    return f"{n:,.0f}" if n == int(n) else f"{n:.4g}"
-
-
-def sentence(part: str, records: Records, words: Saying, language: str) -> str:
-    """In a sentence, with its numbers and where it holds."""
-    layers = parts_of(records)[part]
-    r = records[layers[0]]
-
-    def called(kind: str, name: str | None) -> str:
-        return str(words[kind].get(name, {}).get(language, ""))
-
-    facts = vars(r) | {
-        "Dh": r.head_dim,
-        "group": r.n_heads // r.n_kv_heads,
-        "width": r.n_heads * r.head_dim,
-        "share": number(r.rope_width / (r.rope_dim or r.head_dim)),
-        "kind": called("kinds", r.rope_kind),
-        "norm_of": called("norms", r.norm),
-        "gate_of": called("gates", r.gate),
-        "theta": number(r.rope_theta or 0),
-        "most": number(theta_of(records)),
-        "scale_of": f"{r.scale:.4g}",
-        "usual": f"{standard(r):.4g}",
-    }
-    some = ""
-    if len(layers) < len(records):
-        some = words["page"]["some"][language]
-        some = some.format(n=len(layers), all=len(records))
-    text: str = words["parts"][part]["differs"][language]
-    return text.format(**facts, some=some)
+NO_SENTENCE = {"grouped"}  # the numbers of heads say it
+NO_LINES = {"window", "chunk"}  # masks and caches have them
 
 
 def heads(r: AttentionRecord) -> str:
     return f"{r.n_heads} / {r.n_kv_heads} / {r.head_dim}"
 
 
-def differs(
-    records: Records, words: Saying, language: str
-) -> list[tuple[str, str]]:
-    """What is not as in Llama, in a sentence each."""
+def differs(records: Records, words: Saying, language: str) -> list[tuple[str, str]]:
+    """The parts that Llama does not have, each with a sentence."""
     return [
         (part, sentence(part, records, words, language))
         for part in parts_of(records)
-        if part not in NOT_TOLD
+        if part not in NO_SENTENCE
     ]
 
 
-def without(
-    part: str, r: AttentionRecord, records: Records
-) -> AttentionRecord | None:
-    """The record of a loader that knows nothing of a part, if one could be."""
+def without(part: str, r: AttentionRecord, records: Records) -> AttentionRecord | None:
+    """The record as a loader reads it that does not know the part, or None
+    if no loader could."""
     change = PARTS[part].without
     if part == "theta":
         return replace(r, rope_theta=theta_of(records))
@@ -246,16 +72,17 @@ def without(
 
 
 def lines_of(part: str, records: Records) -> list[str]:
-    """The lines of a layer's code that a part needs, as a diff."""
+    """The lines of a layer's code that a part needs, as a diff.
+
+    No line of a part moves other lines."""
     r = records[parts_of(records)[part][0]]
     other = without(part, r, records)
-    if part in UNSAID or not other:
+    if part in NO_LINES or not other:
         return []
     old, new = (
-        [x for x in rendered({0: y}, inside=True).split("\n") if x.strip()]
-        for y in (other, r)
+        [x for x in rendered({0: y}, inside=True).split("\n") if x.strip()] for y in (other, r)
     )
-    result, rest = [], [*new]  # no line moves
+    result, rest = [], [*new]
     for line in old:
         if line not in rest:
             result.append("- " + line)
@@ -264,8 +91,8 @@ def lines_of(part: str, records: Records) -> list[str]:
             result.append("+ " + rest.pop(0))
         rest.pop(0)
     result += ["+ " + line for line in rest]
-    deep = min((len(x[2:]) - len(x[2:].strip()) for x in result), default=0)
-    return [x[:2] + x[2 + deep :] for x in result]
+    indent = min((len(x[2:]) - len(x[2:].strip()) for x in result), default=0)
+    return [x[:2] + x[2 + indent :] for x in result]
 
 
 class Curve(NamedTuple):
@@ -282,7 +109,7 @@ HEIGHT = 80  # up to 10**8 tokens
 
 
 def curve(r: AttentionRecord) -> Curve:
-    """That of a layer with RoPE."""
+    """The curve of a layer with RoPE."""
     scaled, plain = _turns(r), _turns(replace(r, rope_kind="default"))
     return Curve(
         _line(scaled),
@@ -293,7 +120,7 @@ def curve(r: AttentionRecord) -> Curve:
 
 
 def _turns(r: AttentionRecord) -> list[float]:
-    """The pairs that do not turn are left out."""
+    """Tokens in which each pair turns once, without pairs that never turn."""
     return [2 * math.pi / f for f in frequencies(r) if f]
 
 
@@ -307,27 +134,24 @@ def frequencies(r: AttentionRecord) -> list[float]:
     if r.rope_kind == "longrope":
         return [f / s for f, s in zip(rates, r.rope_short, strict=True)]
     if r.rope_kind == "proportional":
-        turned = int(r.rope_share * D / 2)
-        return [*rates[:turned], *(0.0 for _ in rates[turned:])]
+        pairs = int(r.rope_share * D / 2)
+        return [*rates[:pairs], *(0.0 for _ in rates[pairs:])]
     keep = [1.0 for _ in rates]
     if r.rope_kind == "llama3":
         turns = [r.rope_length * f / (2 * math.pi) for f in rates]
-        wide = r.rope_high - r.rope_low
-        keep = [(n - r.rope_low) / wide for n in turns]
+        width = r.rope_high - r.rope_low
+        keep = [(n - r.rope_low) / width for n in turns]
     if r.rope_kind == "yarn":
         steps = D / (2 * math.log(theta))
-        once = r.rope_length / (2 * math.pi)  # it turns once in this length
-        low = steps * math.log(once / r.rope_high)
-        high = steps * math.log(once / r.rope_low)
+        turn = r.rope_length / (2 * math.pi)  # a pair turns once in this length
+        low = steps * math.log(turn / r.rope_high)
+        high = steps * math.log(turn / r.rope_low)
         if r.rope_truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, D - 1)
         keep = [1 - (n - low) / (high - low or 0.001) for n in range(D // 2)]
     keep = [min(max(k, 0.0), 1.0) for k in keep]
-    return [
-        f * k + f / r.rope_factor * (1 - k)
-        for f, k in zip(rates, keep, strict=True)
-    ]
+    return [f * k + f / r.rope_factor * (1 - k) for f, k in zip(rates, keep, strict=True)]
 
 
 def _line(turns: Sequence[float]) -> str:
@@ -337,146 +161,257 @@ def _line(turns: Sequence[float]) -> str:
     return "M" + "L".join(points)
 
 
-def read(text: str) -> tuple[Change, Records, Records]:
-    """The fields of a config, its records, and those without windows as long
-    as the longest text."""
-    given = fields_of(parsed(text))
-    exact, context = records_of(given), context_of(given)
-    return given, exact, {n: within(r, context) for n, r in exact.items()}
+def read(text: str) -> tuple[Config, Records]:
+    """A config, and its records without windows as long as the longest text."""
+    config = read_config(parsed(text))
+    context = context_of(config)
+    return config, {layer: drop_wide_window(r, context) for layer, r in config.records.items()}
 
 
 def answer(text: str, words: Saying, language: str) -> dict[str, Any]:
     """What the page shows of the text of a config.json."""
-    given, exact, records = read(text)
-    kinds = letters(given, records)
+    config, records = read(text)
+    kinds = letters(config, records)
     return {
-        "family": given["model_type"],
-        "whole": unshared(attending(given, records)),
+        "family": config.family,
+        "reused": reused(records),
         "letters": kinds,
         "said": composition(kinds, words, language),
         "differs": differs(records, words, language),
         "kinds": _kinds(records),
         "curves": _curves(records),
-        "file": file_from(exact, given),
+        "file": file_from(config),
     }
 
 
 def _curves(records: Records) -> list[list[str]]:
-    """Of each kind of RoPE in a model."""
+    """The curve of each kind of RoPE in a model, if any pair turns."""
     result: dict[tuple[Any, ...], list[str]] = {}
     for r in records.values():
         kind = r.rope_theta, r.rope_width, r.rope_kind, r.rope_factor
-        if r.rope_theta and kind not in result:
+        if r.rope_theta and kind not in result and _turns(r):
             result[kind] = [*curve(r)]
     return [*result.values()]
 
 
 def _kinds(records: Records) -> list[list[str]]:
     """Layers, heads, RoPE and tokens in sight of each kind of layer."""
-    counted: dict[tuple[str, ...], int] = {}
+    counts: dict[tuple[str, ...], int] = {}
     for r in records.values():
         rope = "-"
         if r.rope_theta:
             rope = f"{number(r.rope_theta)} / {r.rope_width}"
             if r.rope_kind != "default":
                 rope += f", {r.rope_kind}"
-        seen = r.window or r.chunk
-        row = heads(r), rope, f"{seen:,}" if seen else "-"
-        counted[row] = counted.get(row, 0) + 1
-    return [[str(n), *row] for row, n in counted.items()]
+        span = r.window or r.chunk
+        row = heads(r), rope, f"{span:,}" if span else "-"
+        counts[row] = counts.get(row, 0) + 1
+    return [[str(n), *row] for row, n in counts.items()]
 
 
 def counted(text: str) -> Model:
     """The sizes of the model of a config.json."""
-    return model_from_config(fields_of(parsed(text)))
+    return model_from_config(read_config(parsed(text)))
 
 
-# The card of a model: its rows by the lengths of the slider.
+def unshared(group: Group) -> int:
+    """Elements of a token in one layer, if each query head had its own key and
+    value; 0 if that is not known."""
+    if isinstance(group, Full):
+        return (group.q_heads or 0) * (group.head_dim + group.v_head_dim)
+    if isinstance(group, Mla):
+        plain, value = group.qk_nope_head_dim, group.v_head_dim
+        if plain is None or value is None:
+            return 0
+        return group.q_heads * (plain + group.qk_rope_head_dim + value)
+    if isinstance(group, Compressed):
+        return 2 * (group.q_heads or 0) * group.dim
+    return 0
 
 
-def attending(given: Mapping[str, Any], records: Records) -> Records:
-    """The layers with keys and values, those of a template too."""
-    if records:
-        return records
-    return {
-        layer: AttentionRecord(
-            r.family,
-            r.kind,
-            r.d_model,
-            r.n_heads,
-            r.n_kv_heads or 1,
-            r.key_dim,
-            r.key_dim,
-            window=r.window,
-        )
-        for layer, r in mixers_of(given).items()
-    }
+def elements(store: Store) -> int:
+    """Elements of one entry of a store."""
+    return store.heads * sum(store.widths)
 
 
-def unshared(records: Records) -> int:
-    """Elements of a token, if all query heads had their keys and values."""
-    heads = (r.n_heads * (r.head_dim + r.v_head_dim) for r in records.values())
-    return sum(heads)
+def reused(records: Records) -> list[int]:
+    """Elements per token of the layers that read the keys of others, if these
+    layers stored keys too: with one per query head, and as the others do."""
+    full = stored = 0
+    for r in records.values():
+        group = group_of(replace(r, shares=None))
+        if group and r.shares is not None:
+            full += unshared(group)
+            stored += elements(group.stores[0])
+    return [full, stored]
+
+
+# What makes the keys and values of a model smaller, or adds to them.
+CAUSES = (*("heads", "latent", "vector", "layers"), *("windows", "chunks", "entries", "index"))
+
+
+def factors(model: Model, reuse: Sequence[int], tokens: int) -> dict[str, float]:
+    """How many times smaller the keys and values of a text are than if each
+    query head had its own, of all tokens; and the factor of each cause, after
+    those before it. `reuse` is what `reused` gives; states are not counted."""
+    full, stored = reuse
+    savings = {name: 0 for name in CAUSES}
+    savings["heads"] = (full - stored) * tokens
+    savings["layers"] = stored * tokens
+    total = full * tokens
+    for group in model.groups:
+        n, width = group.layers, unshared(group)
+        total += n * width * tokens
+        stores = [s for s in group.stores if s.role == "kv"]
+        if stores:
+            name, short = "heads", "windows"
+            if isinstance(group, Mla):
+                name = "latent"
+            if isinstance(group, Compressed):
+                name = "vector"
+            if isinstance(group, Chunked):
+                short = "chunks"
+            if len(stores) > 1:
+                short = "entries"
+            entry = elements(stores[0])
+            savings[name] += n * (width - entry) * tokens
+            kept = sum(elements(s) * s.entries(tokens) for s in stores)
+            savings[short] += n * (entry * tokens - kept)
+        index = [s for s in group.stores if s.role == "index"]
+        kept = sum(elements(s) * s.entries(tokens) for s in index)
+        savings["index"] -= n * kept
+    # Nothing is left of a text shorter than one compressed entry.
+    result = {"times": total / (total - sum(savings.values()) or 1)}
+    for name, saving in savings.items():
+        result[name] = total / (total - saving or 1)
+        total -= saving
+    return result
+
+
+class Stored(NamedTuple):
+    """The weights as the files of a config store them, or why they are not
+    counted; neither, if the config names no format."""
+
+    shares: list[Share]
+    why: str = ""
+
+
+def weighed(text: str) -> tuple[Model, Stored]:
+    """The sizes of the model of a config.json, and its weights as stored."""
+    config = read_config(parsed(text))
+    model = model_from_config(config)
+    if not (config.quantization or dtype_of(config)):
+        return model, Stored([])
+    try:
+        return model, Stored(stored_shares(config))
+    except ValueError as error:
+        return model, Stored([], str(error))
+
+
+def weights_in(dtype: str, model: Model, kept: Stored | None, ranks: int) -> int:
+    """Bytes of the weights on each device, in a dtype or as in the files."""
+    if dtype != CONFIG:
+        return weight_bytes(model, dtype, ranks=ranks)
+    if kept is not None and kept.shares:
+        return device_bytes(kept.shares, ranks)
+    return weight_bytes(model, "bf16", ranks=ranks)
 
 
 def card(
     model: Model,
-    whole: int,
+    reuse: Sequence[int],
     mib: Mapping[str, int],
     ranks: Sequence[int],
+    kept: Stored | None = None,
 ) -> dict[str, Any]:
-    """Whatever one chooses there. `whole` is what `unshared` gives, or 0."""
+    """The card of a model: its rows at each length of the slider, for whatever
+    device and formats one chooses. `reuse` is what `reused` gives, or empty if
+    no layer is known; with what is `kept`, weights may be as in the files."""
+    formats = [*FORMATS]
+    if kept is not None:
+        formats = [CONFIG, *FORMATS] if kept.shares else [*FORMATS, CONFIG]
     longest = model.max_context or LENGTHS[0]
-    tokens = [2**k for k in range(12, 21) if 2**k <= longest] or [longest]
-    at = len([n for n in tokens if n <= USUAL]) - 1
-    ways = [f"{way} {name} bf16" for name in FORMATS for way in BY_SIZE]
+    tokens = [2**k for k in range(12, 21) if 2**k <= longest]
+    if not tokens or keeps_state(model):
+        tokens = [longest]
+    position = len([n for n in tokens if n <= USUAL]) - 1
+    ways = [f"{way} {name} bf16" for name in formats for way in BY_SIZE]
     result = {
         "tokens": tokens,
-        "by": {name: _stored(model, whole, tokens, name) for name in FORMATS},
-        "at": at,
+        "by": {name: _stored(model, reuse, tokens, name) for name in FORMATS},
+        "factors": _factors(model, reuse, tokens),
+        "at": position,
         "way": ways[-1],
     }
     if model.params is None:
-        return result | {"context": f"{model.max_context:,}"}
-    fits: dict[str, list[int]] = {}
+        longest = model.max_context
+        return result | ({"context": f"{longest:,}"} if longest else {})
+    batches: dict[str, list[int]] = {}
     for n in ranks:
-        own = {name: weight_bytes(model, name, ranks=n) for name in FORMATS}
+        weights = {name: weights_in(name, model, kept, n) for name in formats}
         for dtype in FORMATS:
-            each = [kv_bytes(model, t, dtype=dtype, ranks=n) for t in tokens]
-            for weights, taken in own.items():
-                for device, most in mib.items():
-                    room = int(most * 2**20 * SHARE) - taken
-                    if room >= each[0]:
-                        way = f"{n} {device} {weights} {dtype}"
-                        fits[way] = [room // one for one in each]
-    # The smallest that holds the model.
-    holds = [way for way in ways if way in fits and fits[way][at]]
-    return result | {"fits": fits, "way": holds[0] if holds else ways[-1]}
+            caches = [kv_bytes(model, t, dtype=dtype, ranks=n) for t in tokens]
+            for name, weight in weights.items():
+                for device, total in mib.items():
+                    room = int(total * 2**20 * SHARE) - weight
+                    if room >= caches[0]:
+                        way = f"{n} {device} {name} {dtype}"
+                        batches[way] = [room // cache for cache in caches]
+    # The smallest device that holds the model.
+    fits = [way for way in ways if way in batches and batches[way][position]]
+    return result | {"fits": batches, "way": fits[0] if fits else ways[-1]}
+
+
+def keeps_state(model: Model) -> bool:
+    """Whether the layers store only states of one size, no keys or values."""
+    return all(isinstance(group, Recurrent) for group in model.groups)
+
+
+def compared(model: Model, reuse: Sequence[int]) -> bool:
+    """Whether one knows what its keys and values would be without sharing."""
+    groups = [g for g in model.groups if not isinstance(g, Recurrent)]
+    return bool(reuse and groups and all(unshared(g) for g in groups))
+
+
+def _factors(model: Model, reuse: Sequence[int], tokens: Sequence[int]) -> dict[str, list[str]]:
+    """The factors that are not 1 at each length, and their product."""
+    if not compared(model, reuse):
+        return {}
+    columns = [factors(model, reuse, n) for n in tokens]
+    rows = {name: [x[name] for x in columns] for name in ("times", *CAUSES)}
+    return {
+        name: [f"{x:,.0f}" if x > 99 else f"{x:.3g}" for x in row]
+        for name, row in rows.items()
+        if any(x != 1 for x in row)
+    }
 
 
 def _stored(
-    model: Model, whole: int, tokens: Sequence[int], dtype: str
+    model: Model, reuse: Sequence[int], tokens: Sequence[int], dtype: str
 ) -> dict[str, Any]:
-    cache = [kv_bytes(model, n, dtype=dtype) for n in tokens]
+    """Sizes of caches and states at each length, as texts."""
+    caches = [kv_bytes(model, n, dtype=dtype) for n in tokens]
+    if keeps_state(model):
+        return {"state": [size(n) for n in caches]}
     rows: dict[str, Any] = {
         "token": size(growth(model, dtype=dtype).first),
-        "cache": [size(n) for n in cache],
+        "cache": [size(n) for n in caches],
     }
-    if whole:
-        bits = DTYPES[dtype].bits_for(whole)
-        both = [(c, bits * n / 8) for c, n in zip(cache, tokens, strict=True)]
-        rows["whole"] = [size(n) for _, n in both]
-        rows["part"] = [f"{100 * c / n:.2f}%" for c, n in both]
-        if both[0][0] < both[0][1]:  # otherwise each head has its own
-            times = [n / c for c, n in both]
-            rows["times"] = [
-                f"{x:,.0f}" if x > 99 else f"{x:.3g}" for x in times
-            ]
+    states = state_bytes(model)
+    if states:
+        rows["states"] = size(states)
+    if compared(model, reuse):
+        full = sum(group.layers * unshared(group) for group in model.groups)
+        bits = DTYPES[dtype].bits_for(full + reuse[0])
+        totals = [bits * n / 8 + states for n in tokens]
+        pairs = zip(caches, totals, strict=True)
+        rows["whole"] = [size(n) for n in totals]
+        rows["part"] = [f"{100 * cache / n:.2f}%" for cache, n in pairs]
     return rows
 
 
 class Use(NamedTuple):
-    """What a model is to run on, and in which formats."""
+    """The device that a model is to run on, and the formats."""
 
     mib: int
     bandwidth: float | None
@@ -486,28 +421,30 @@ class Use(NamedTuple):
     tokens: int
 
 
-def memory(model: Model, use: Use, words: Saying) -> dict[str, Any]:
-    """What the page shows of the memory of a model."""
+def memory(model: Model, kept: Stored, use: Use, words: Saying) -> dict[str, Any]:
+    """The rows and sentences of the page on the memory of a model."""
     full, tokens, ranks = reserved(model), use.tokens, use.ranks
 
-    def held(model: Model, tokens: int, ranks: int = 1) -> int:
+    def cache(model: Model, tokens: int, ranks: int = 1) -> int:
         return kv_bytes(model, tokens, dtype=use.cache, ranks=ranks)
 
-    some = [n for n in LENGTHS if n <= model.max_context]
-    rows = [
-        [f"{n:,}", size(held(model, n)), size(held(full, n))]
-        for n in some or LENGTHS
-    ]
+    lengths = [n for n in LENGTHS if n <= model.max_context]
+    rows = [[f"{n:,}", size(cache(model, n)), size(cache(full, n))] for n in lengths or LENGTHS]
+    lines = []
+    if keeps_state(model):
+        rows, lines = [], [words["state"].format(size(cache(model, 1)))]
+    if kept.why:
+        lines.append(kept.why)
     if model.params is None:
-        return {"rows": rows, "said": [words["uncounted"]]}
-    each = held(model, tokens, ranks)
-    own = weight_bytes(model, use.weights, ranks=ranks)
-    lines = [words["weighs"].format(f"{model.params:,}", size(own))]
-    left = int(use.mib * 2**20 * SHARE) - own
-    most = largest_batch(model, tokens, left, dtype=use.cache, ranks=ranks)
-    fits = words["fits"] if most else words["none"]
-    lines.append(fits.format(f"{most:,}", f"{tokens:,}", size(each)))
-    if use.bandwidth and most:
-        step = f"{1e3 * (own + most * each) / use.bandwidth:.3g}"
+        return {"rows": rows, "said": [*lines, words["uncounted"]]}
+    per_text = cache(model, tokens, ranks)
+    weights = weights_in(use.weights, model, kept, ranks)
+    lines.append(words["weighs"].format(f"{model.params:,}", size(weights)))
+    room = int(use.mib * 2**20 * SHARE) - weights
+    batch = largest_batch(model, tokens, room, dtype=use.cache, ranks=ranks)
+    fits = words["fits"] if batch else words["none"]
+    lines.append(fits.format(f"{batch:,}", f"{tokens:,}", size(per_text)))
+    if use.bandwidth and batch:
+        step = f"{1e3 * (weights + batch * per_text) / use.bandwidth:.3g}"
         lines.append(words["step"].format(step))
     return {"rows": rows, "said": lines}
