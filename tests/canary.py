@@ -1,5 +1,8 @@
 """What newer releases of other libraries break, by name: make canary
 
+`make canary-site` asks the same of what builds the site, in a folder of its
+own: it builds the site strictly and runs its quick tests on the newest ones.
+
 Puts into build/canary the newest transformers and PEFT, and the newest CPU
 build of torch, over all else that is installed here, and runs there what
 compares with them. build/canary/report.md says which versions are new, what
@@ -16,6 +19,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import sysconfig
 import venv
 from collections import defaultdict
@@ -28,12 +32,21 @@ from xml.etree import ElementTree
 from sitekit import ROOT
 from sitekit.markdown import pages, source
 from sitekit.markdown.ran import RECORD
+from tests.kit.pins import pinned
 
 PLACE = ROOT / "build/canary"
 # In the order of a whole run: what use/ compiles is seen in later measurements.
 TESTS = ("tests/reference/core", "tests/reference/oracles")
 TESTS += ("tests/released/oracles", "tests/site/use")
 WATCHED = ("transformers", "peft", "torch")
+# The same for what builds the site, and for what tests it.
+SITE_WATCHED = ("mkdocs", "mkdocs-material", "pymdown-extensions")
+SITE_WATCHED += ("mkdocstrings", "mkdocstrings-python", "mkdocs-autorefs")
+SITE_WATCHED += ("Markdown", "Pygments", "Jinja2", "jieba", "math-core")
+SITE_WATCHED += ("pytest", "pytest-markdown-docs")
+SITE_TESTS = ("tests/site/test_site.py", "tests/site/test_pages.py")
+SITE_TESTS += ("tests/site/test_markup.py", "tests/site/test_fences.py")
+SITE_TESTS += ("tests/site/test_notes.py", "tests/site/test_moved.py")
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 VERSIONS = "import sys; from importlib.metadata import version as v"
 VERSIONS += "; print(*map(v, sys.argv[1:]))"
@@ -43,9 +56,13 @@ PAGE_OF = dict(
     re.findall(
         r"(\w+)=(\S+)",
         """
-        caches=numbers/memory checks=layers/gqa convert=models/your-model
-        families=models/your-model few=use/ship flex=core/flash fused=use/ship
-        inputs=layers/gqa loads=use/transformers parts=core/biases
+        caches=numbers/memory checks=layers/gqa
+        checkpoints=models/your-model convert=models/your-model
+        cores=core/sdpa dequantise=models/your-model
+        families=models/your-model few=use/ship flex=core/flash
+        fused=use/ship half_precision=beyond/recurrent
+        images=core/rope inputs=layers/gqa loads=use/transformers
+        mlstm=beyond/recurrent parts=core/biases
         plain=layers/gqa programs=use/project tokenizer=use/transformers
         recurrence=beyond/recurrent recurrent=beyond/recurrent
         torch=layers/gqa transformers=layers/gqa
@@ -60,22 +77,26 @@ class Failure(NamedTuple):
     message: str  # what pytest says of it
 
 
-def environment() -> str:
-    """Its Python, which finds there what is newer, and all else in ours."""
-    venv.create(PLACE, clear=True)
-    folder = next(PLACE.glob("lib/python*/site-packages"))
+def environment(place: Path, *names: str) -> str:
+    """Its Python, which finds the newest of these there, all else in ours."""
+    venv.create(place, clear=True)
+    folder = next(place.glob("lib/python*/site-packages"))
     ours = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"
     folder.joinpath("ours.pth").write_text(f"{ours}\n", encoding="utf-8")
-    python = str(PLACE / "bin/python")
+    python = str(place / "bin/python")
     install = [python, "-m", "pip", "install", "--upgrade", "--quiet"]
-    subprocess.run([*install, "transformers", "peft"], check=True)
+    subprocess.run([*install, *names], check=True)
+    return python
+
+
+def newest_torch(python: str) -> None:
     # From this index alone: others, which pip may be told of, have builds for
     # Linux with CUDA, of gigabytes. Without a newer one, torch stays as it is.
     builds = ["--isolated", "--no-deps", "--retries=0", "--index-url"]
     alone = {**os.environ, "PIP_CONFIG_FILE": os.devnull}
+    install = [python, "-m", "pip", "install", "--upgrade", "--quiet"]
     command = [*install, *builds, CPU_BUILDS, "torch"]
     subprocess.run(command, env=alone, check=False)
-    return python
 
 
 def outcomes(python: str, *tests: str) -> tuple[int, list[Failure]]:
@@ -113,6 +134,8 @@ def shown() -> dict[source.Include, list[str]]:
 
 def places(file: str, test: str) -> list[str]:
     """Where pages show what a test consists of, or the page that it is of."""
+    if not file.endswith(".py") or Path(file).parent == Path("tests/site"):
+        return ["the site"]
     text = source.text_of(ROOT / file)
     defined = {getattr(node, "name", ""): node for node in ast.parse(text).body}
     todo, lines, section = [test.partition("[")[0]], set[int](), ""
@@ -154,12 +177,38 @@ def report(
     return "\n\n".join([f"# Canary, {date.today()}", head, now, *parts]) + "\n"
 
 
+def versions(python: str, names: tuple[str, ...]) -> dict[str, str]:
+    command = [python, "-c", VERSIONS, *names]
+    got = subprocess.check_output(command, text=True).split()
+    return {x: v.partition("+")[0] for x, v in zip(names, got, strict=True)}
+
+
+def site() -> None:
+    """Against what is pinned; nothing is recorded."""
+    place = PLACE / "site"
+    python = environment(place, *SITE_WATCHED)
+    now = versions(python, SITE_WATCHED)
+    passed, failures = outcomes(python, *SITE_TESTS)
+    built = subprocess.run(
+        [python, "-m", "mkdocs", "build", "--strict", "-d", place / "built"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if built.returncode:
+        (*_, last) = built.stderr.strip().splitlines() or ["it ended"]
+        failures.append(Failure("mkdocs.yml", "the_site_is_built", last[:300]))
+    text = report(pinned(), now, passed + (not built.returncode), failures)
+    text = text.replace("Commit sitekit/drawn/ran.json.", "Raise the pins.")
+    (place / "report.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
 def main() -> None:
     record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
-    python = environment()
-    command = [python, "-c", VERSIONS, *WATCHED]
-    got = subprocess.check_output(command, text=True).split()
-    at = {x: v.partition("+")[0] for x, v in zip(WATCHED, got, strict=True)}
+    python = environment(PLACE, "transformers", "peft")
+    newest_torch(python)
+    at = versions(python, WATCHED)
     passed, failures = outcomes(python, *TESTS)
     text = report(record["versions"], at, passed, failures)
     (PLACE / "report.md").write_text(text, encoding="utf-8")
@@ -170,4 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    site() if "site" in sys.argv[1:] else main()

@@ -3,17 +3,34 @@
 import functools
 import http.server
 import os
+import tempfile
 import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+# Where PyTorch is told to compute as on another processor, oneDNN asks the
+# real one: attention in bfloat16 packs its tiles for instructions of AMX.
+if (kind := os.environ.get("ATEN_CPU_CAPABILITY")) in ("default", "avx2"):
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+    # What was compiled for one kind of processor is wrong on another.
+    compiled = Path(tempfile.gettempdir(), f"compiled-for-{kind}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+
 import torch
 from filelock import FileLock
 from hypothesis import settings
 
 from sitekit import ROOT
-from tests.kit.site import CHROMIUM, Site, build, launched, opened
+from tests.kit.site import (
+    CHROMIUM,
+    Site,
+    build,
+    html_files,
+    launched,
+    opened,
+)
 
 settings.register_profile("attnref", deadline=None, max_examples=60)
 settings.load_profile("attnref")
@@ -56,7 +73,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 @pytest.fixture(scope="session")
 def html_pages(site: Site) -> list[Path]:
-    return sorted(site.folder.rglob("*.html"))
+    return html_files(site.folder)
 
 
 @pytest.fixture(scope="session")

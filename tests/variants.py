@@ -6,13 +6,11 @@ to know of it, or in `VARIANTS` if it has several forms; a cache says in
 `CACHES` how it is made. No list names them: `reference/layers` and
 `reference/caches` are read. What a layer is under is read from what it offers:
 all properties of a mixer, those of attention if it takes `attend=`, and those
-of each cache that does what it needs. A core is an entry of `CORES`.
+of each cache that does what it needs. Cores are those of `tests/cores.py`.
 """
 
 import inspect
-import re
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -22,9 +20,9 @@ from torch import Tensor, nn
 
 from attnref import Cache, Rule, padding_mask
 from attnref.core.masks import rule_of
-from sitekit import ROOT
+from tests.cores import ATTEND
+from tests.kit.declared import declared
 from tests.kit.layers import (
-    CORES,
     B,
     C,
     E,
@@ -34,24 +32,6 @@ from tests.kit.layers import (
     sharp,
     tokens,
 )
-
-HERE = ROOT / "tests" / "reference"
-
-
-def declared(folder: str, word: str) -> dict[str, Any]:
-    """What the test files of a folder say in `word`, by the names of the files,
-    or in its plural, by names of their own."""
-    entries: dict[str, Any] = {}
-    for path in sorted(HERE.glob(f"{folder}/test_*.py")):
-        text = path.read_text(encoding="utf-8")
-        if re.search(rf"^(def )?{word}S?\b", text, re.MULTILINE):
-            name = path.relative_to(ROOT).with_suffix("").as_posix()
-            module = import_module(name.replace("/", "."))
-            one = getattr(module, word, None)
-            own = {path.stem.removeprefix("test_"): one} if one else {}
-            entries |= getattr(module, f"{word}S", own)
-    return entries
-
 
 LAYERS: dict[str, Variant] = declared("layers", "VARIANT")
 # Each makes a cache for so many tokens, of which it may keep a part.
@@ -118,7 +98,9 @@ each_variant = pytest.mark.parametrize("name", VARIANTS)
 each_mixer = pytest.mark.parametrize("name", LAYERS)
 each_decoder = pytest.mark.parametrize("name", DECODERS)
 each_layer = pytest.mark.parametrize("name", ONCE)
-each_core = pytest.mark.parametrize("core", [*CORES][1:])  # beside `sdpa`
+each_core = pytest.mark.parametrize(
+    "core", [name for name in ATTEND if name != "sdpa"]
+)
 each_cache = pytest.mark.parametrize("make", APPENDING.values(), ids=APPENDING)
 every_cache = pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
 

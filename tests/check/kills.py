@@ -3,13 +3,20 @@
     python -m tests.check.kills [ID ...]
 
 writes kills.json: for each mistake the tests to copy that fail with its lines,
-two of our own tests that do, and whether all shapes stay right. Our own run
-with the mistake planted, in a process forked from one that has torch imported;
-those that are recorded come first, then the tests of the changed module.
+two of our own tests that fail, and whether all shapes stay right. Our own tests
+run with the mistake planted, in a process forked from one that has torch
+imported: first the tests on record, then those of the changed module, then
+those of all cores.
+
+    python -m tests.check.kills LAYER
+
+plants the faults of `faults.py` in `attnref/layers/LAYER.py` instead, and says
+of each which test of `tests/reference` notices it. It records nothing.
 """
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -20,7 +27,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnref.check.catalogue import (
+from attnref.judge.catalogue import (
     PLAIN,
     Lines,
     Planted,
@@ -28,9 +35,11 @@ from attnref.check.catalogue import (
     planted,
 )
 from sitekit import ROOT
+from tests.check.faults import Fault, faults
 
 RECORD = Path(__file__).with_suffix(".json")
-MOST = 2  # tests of our own that are named
+MAX_TESTS = 2  # tests of our own that are named
+CORES = ["tests/reference/core/test_cores.py"]  # the properties of all
 # pytest rewrites what it is told to collect: it would find the file as it is.
 OPTIONS = ["-q", "--assert=plain", "--hypothesis-seed=0"]
 OPTIONS += ["-p", "no:cacheprovider", "-p", "no:xdist"]
@@ -38,7 +47,7 @@ OPTIONS += ["-p", "no:unraisableexception", "-p", "no:threadexception"]
 
 
 class Failures:
-    """A pytest plugin: the tests that failed."""
+    """A pytest plugin that keeps the names of the tests that failed."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
@@ -52,40 +61,81 @@ def tests_of(module: str) -> list[str]:
     """The files with the tests of a module of the package."""
     if module.startswith(PLAIN):
         stem = module.removeprefix(PLAIN)
-        own = f"tests/reference/plain/test_{stem}.py"
-        if (ROOT / own).exists():
-            return [own]
+        path = f"tests/reference/plain/test_{stem}.py"
+        if (ROOT / path).exists():
+            return [path]
+        several = "tests/reference/plain/test_ranks.py"
+        text = (ROOT / several).read_text(encoding="utf-8")
+        if re.search(rf"plain(\.| import ){stem}\b", text):
+            return [several]
         layer = f"tests/reference/layers/test_{stem}.py"
-        every = "tests/reference/plain/test_plain.py", layer
-        return [file for file in every if (ROOT / file).exists()]
+        paths = "tests/reference/plain/test_plain.py", layer
+        return [file for file in paths if (ROOT / file).exists()]
     folder, _, stem = module.rpartition(".")
     files = ROOT.glob(f"tests/reference/{folder}/test_{stem}.py")
     return [str(file.relative_to(ROOT)) for file in files]
 
 
-def noticed(id: str, recorded: list[str]) -> list[str]:
-    """In a process of its own: the package is imported here, with the fault."""
+def failing_tests(id: str, known_tests: list[str]) -> list[str]:
+    """The first of our own tests that fail with this mistake planted.
+
+    This has to run in a process of its own, as the package is imported anew.
+    """
     variant = catalogue()[id].variants[0]
-    finder = Planted(variant)
+    suites = known_tests, tests_of(variant[0].module), CORES
+    return failures_of(Planted(variant), *suites, most=MAX_TESTS)
+
+
+def failures_of(
+    finder: Planted, *suites: list[str], most: int, seconds: int = 120
+) -> list[str]:
+    """The first tests that fail of the first suite in which some do."""
     for name in [m for m in sys.modules if m.split(".")[0] == "attnref"]:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)
-    # Of work, not of waiting: the machine may be busy with other things.
-    signal.setitimer(signal.ITIMER_PROF, 120)
-    # Neither the examples of docstrings nor tracebacks are asked for.
-    quick = ["-o", "addopts=", "--tb=no", f"--maxfail={MOST}"]
-    for tests in (recorded, tests_of(variant[0].module)):
+    # The limit is on computing time: the machine may be busy otherwise.
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    # Without the examples of docstrings, and without tracebacks.
+    quick = ["-o", "addopts=", "--tb=no", f"--maxfail={most}"]
+    for tests in suites:
         if tests:
             failures = Failures()
             pytest.main([*OPTIONS, *quick, *tests], plugins=[failures])
             if failures.failed:
-                return failures.failed[:MOST]
+                return failures.failed[:most]
     return []
 
 
-def forked(work: Callable[[], list[str]]) -> list[str]:
-    """What it gives in a process of its own, which has torch; nothing if that
-    is ended."""
+# ------------------------------------------------------- faults of a layer
+
+
+def find_test(layer: str, fault: Fault) -> list[str]:
+    """The first test that fails: of the layer's file, or else a property."""
+    finder = Planted(())
+    finder.texts[f"layers.{layer}"] = fault.source
+    suites = (
+        [f"tests/reference/layers/test_{layer}.py", "-m", "not audit"],
+        ["tests/reference", "-k", layer, "-m", "not audit"],
+    )
+    return failures_of(finder, *suites, most=1, seconds=300)
+
+
+def plant(layer: str) -> None:
+    """Print each fault of a layer with the test that notices it."""
+    path = ROOT / f"attnref/layers/{layer}.py"
+    planted_faults = faults(path.read_text(encoding="utf-8"))
+    unnoticed = 0
+    for fault in planted_faults:
+        tests = fork(partial(find_test, layer, fault))
+        unnoticed += not tests
+        print(fault, f"    {tests[0] if tests else 'NO TEST'}", sep="\n")
+    total = len(planted_faults)
+    print(f"{total - unnoticed} of {total} faults are noticed")
+
+
+def fork(work: Callable[[], list[str]]) -> list[str]:
+    """Run it in a copy of this process, which has torch imported. If the copy
+    is killed, the result is empty."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -103,32 +153,33 @@ def forked(work: Callable[[], list[str]]) -> list[str]:
     return list(json.loads(text or b"[]"))
 
 
-def all_noticed(ids: list[str]) -> dict[str, list[str]]:
+def find_tests(ids: list[str]) -> dict[str, list[str]]:
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     known = {id: record.get(id, {}).get("tests", []) for id in ids}
-    return {id: forked(partial(noticed, id, known[id])) for id in ids}
+    return {id: fork(partial(failing_tests, id, known[id])) for id in ids}
 
 
 # ------------------------------------------------------------------- shapes
 
 
 def shapes(variant: tuple[Lines, ...]) -> list[Any]:
-    """Of what functions and layers return: all that a test of shapes sees."""
+    """The shapes of what functions and layers return, all that a test of
+    shapes sees."""
     torch.manual_seed(0)
-    made = planted(variant)
+    package = planted(variant)
     is_plain = variant and variant[0].module.startswith(PLAIN)
-    values = of_plain(made) if is_plain else of_package(made)
+    values = plain_values(package) if is_plain else package_values(package)
     return [getattr(value, "shape", value) for value in values]
 
 
-def of_plain(p: Any) -> list[Any]:
+def plain_values(p: Any) -> list[Any]:
     x = torch.randn(3, 7, 48)
     q, k = torch.randn(3, 6, 7, 8), torch.randn(3, 6, 7, 8)
     valid = torch.ones(3, 7, dtype=torch.bool)
     valid[0, :2] = False
     mask = p.masks.causal_mask(7) & p.masks.padding_mask(valid)
     out, lse = p.flash.flash(q, k, k, mask, tile=(2, 4))
-    made = [
+    values = [
         p.softmax.softmax(x),
         p.softmax.online_softmax(x, 5),
         mask,
@@ -159,11 +210,11 @@ def of_plain(p: Any) -> list[Any]:
     f, v4 = (1.0, 0.1), p.deepseek_v4
     for index in ((), (2, 6, 1)):
         layer = v4.CompressedAttention(48, 6, 8, 3, f, 9, 7, 2, 2, index)
-        made += [layer(x), layer(x, None, valid)]
+        values += [layer(x), layer(x, None, valid)]
         cache = v4.CompressedCache()
-        made += [layer(x[:, :6], cache), layer(x[:, 6:], cache), cache.length]
+        values += [layer(x[:, :6], cache), layer(x[:, 6:], cache), cache.length]
     mla = p.mla.MLA(48, 6, 10, 6, 4, 5)
-    made += [mla(x, absorbed=False), mla(x, None, valid, absorbed=True)]
+    values += [mla(x, absorbed=False), mla(x, None, valid, absorbed=True)]
     for layer, cache in (
         (p.gqa.GQA(48, 6, 2), p.gqa.KVCache(8)),
         (mla, p.mla.KVCache(8)),
@@ -172,17 +223,17 @@ def of_plain(p: Any) -> list[Any]:
             p.dsa.KVCache(8),
         ),
     ):
-        made += [layer(x[:, :6], cache), layer(x[:, 6:], cache), cache.length]
-    return made
+        values += [layer(x[:, :6], cache), layer(x[:, 6:], cache), cache.length]
+    return values
 
 
-def shared_blocks(pool: Any, new: Any) -> Any:
+def shared_blocks(pool: Any, rows: Any) -> Any:
     table: list[int] = []
-    pool.append(table, list(range(7)), new)
+    pool.append(table, list(range(7)), rows)
     return pool.gather(table, 7)
 
 
-def of_package(p: Any) -> list[Any]:
+def package_values(p: Any) -> list[Any]:
     x, q, k = (
         torch.randn(3, 7, 48),
         torch.randn(3, 6, 7, 8),
@@ -191,7 +242,7 @@ def of_package(p: Any) -> list[Any]:
     valid = torch.ones(3, 7, dtype=torch.bool)
     valid[0, :2] = False
     mask = p.causal_mask(7) & p.padding_mask(valid)
-    made = [
+    outs = [
         p.softmax(x),
         p.online_softmax(x, chunk=5),
         p.attention_weights(q, k, mask),
@@ -211,20 +262,20 @@ def of_package(p: Any) -> list[Any]:
         p.MultiHeadLatentAttention(**sizes, **latent, qk_rope_head_dim=4),
     ]
     for layer in layers:
-        made.append(layer(x, mask=p.padding_mask(valid)))
+        outs.append(layer(x, mask=p.padding_mask(valid)))
         for cache in (p.KVCache(8), p.GrowingKVCache()):
-            made += [layer(x[:, :6], cache=cache), layer(x[:, 6:], cache=cache)]
-            made.append(cache.length)
-        made += layer.state_dict().values()
+            outs += [layer(x[:, :6], cache=cache), layer(x[:, 6:], cache=cache)]
+            outs.append(cache.length)
+        outs += layer.state_dict().values()
     ring, token = p.RingKVCache(3, first=1), torch.randn(3, 2, 1, 8)
-    made += [*ring.append(token, token), *ring.append(k, k)]
+    outs += [*ring.append(token, token), *ring.append(k, k)]
     yarn = p.Yarn(8.0, 4096)
-    made += p.rope_table(torch.arange(7), 8, scaling=yarn)
-    at = torch.arange(7)
-    made.append(p.Chunk(3)(at[:, None], at))
+    outs += p.rope_table(torch.arange(7), 8, scaling=yarn)
+    t = torch.arange(7)
+    outs.append(p.Chunk(3)(t[:, None], t))
     cross = p.CrossAttention(**sizes)
-    made.append(cross(x, x[:, :4]))
-    return made
+    outs.append(cross(x, x[:, :4]))
+    return outs
 
 
 @torch.no_grad()
@@ -237,10 +288,14 @@ def same_shape(id: str) -> bool:
 
 
 def main(ids: list[str]) -> None:
+    if layers := {x for x in ids if (ROOT / f"attnref/layers/{x}.py").exists()}:
+        for layer in sorted(layers):
+            plant(layer)
+        return
     from tests.check.suites import failing
 
     record = json.loads(RECORD.read_text(encoding="utf-8"))
-    for id, tests in all_noticed(ids).items():
+    for id, tests in find_tests(ids).items():
         mistake = catalogue()[id]
         record[id] = {
             "properties": failing(mistake.variants[0]),

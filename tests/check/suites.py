@@ -1,33 +1,35 @@
 """Which tests to copy hold for which module, and how each is called.
 
-A suite has pairs of a property and a function that makes its arguments of what
-has a mistake planted: the plain forms, or a second package.
+A suite has pairs: a property, and a function that makes its arguments from the
+plain forms, or from a second package, in which a mistake is planted.
 """
 
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from attnref.check import properties as has
-from attnref.check.catalogue import planted
+from attnref.judge import properties as has
+from attnref.judge.catalogue import planted
 
 
 def failing(variant, only=()):
-    """The names of the tests to copy that fail with these lines; of some."""
-    failed = []
-    for held, arguments in SUITES[variant[0].module]:
-        if only and held.__name__ not in only:
+    """The names of the tests to copy that fail with these lines. `only` says
+    which tests to run."""
+    names = []
+    for prop, arguments in SUITES[variant[0].module]:
+        if only and prop.__name__ not in only:
             continue
         try:
-            held(*arguments(planted(variant)))
+            prop(*arguments(planted(variant)))
         except Exception:
-            if held.__name__ not in failed:
-                failed.append(held.__name__)
-    return failed
+            if prop.__name__ not in names:
+                names.append(prop.__name__)
+    return names
 
 
-# Of layers, of converted weights and of a whole model.
+# Layers, converted weights and a whole model.
 
 
 def tokens(*shape):
@@ -36,8 +38,9 @@ def tokens(*shape):
     return torch.randn(shape, generator=generator)
 
 
-def filled(module):
-    """With the same weights each time, so large that softmax decides."""
+def fill_weights(module):
+    """Give a module the same weights each time, so large that the softmax puts
+    most weight on one key."""
     generator = torch.Generator().manual_seed(2)
     for weight in module.parameters():
         nn.init.normal_(weight, std=0.5, generator=generator)
@@ -45,11 +48,11 @@ def filled(module):
 
 
 def mha(p):
-    return filled(p.mha.MHA(8, 2))
+    return fill_weights(p.mha.MHA(8, 2))
 
 
 def mqa(p):
-    return filled(p.mqa.MQA(8, 4))
+    return fill_weights(p.mqa.MQA(8, 4))
 
 
 def mqa_and_weights(p):
@@ -62,7 +65,7 @@ def gqa(form, *, rope=True):
     PyTorch computes."""
     if not rope:
         form.rope = lambda x, *_: x
-    return filled(form.GQA(8, 8, 4, head_dim=2))
+    return fill_weights(form.GQA(8, 8, 4, head_dim=2))
 
 
 def step_by_step(form, layer=None):
@@ -80,15 +83,15 @@ def step_by_step(form, layer=None):
     return (attend,)
 
 
-def counted(form):
+def counting_cache(form):
     """A cache that says how many bytes it holds."""
 
-    class Counted(form.KVCache):
+    class CountingCache(form.KVCache):
         @property
         def nbytes(self):
             return self.stored.nbytes
 
-    return Counted
+    return CountingCache
 
 
 def refused_append(kind):
@@ -97,13 +100,13 @@ def refused_append(kind):
 
 
 def of_gqa(get):
-    """What holds for GQA in the module that `get` takes from the plain forms:
-    it stands in the whole model too."""
+    """The suite of GQA in the module that `get` takes from the plain forms: the
+    file of the whole model contains GQA, too."""
 
     def causal(p):
         return gqa(get(p)).eval(), tokens(3, 5, 8)
 
-    def padded(p):
+    def causal_with_valid(p):
         layer, x = causal(p)
         return lambda x: layer(x, valid=torch.ones(3, x.shape[1]) > 0), x
 
@@ -113,7 +116,7 @@ def of_gqa(get):
             lambda p: (gqa(get(p), rope=False), tokens(3, 5, 8), 8, 4),
         ),
         (has.future_is_hidden, causal),
-        (has.future_is_hidden, padded),
+        (has.future_is_hidden, causal_with_valid),
         (has.past_is_seen, causal),
         (has.evaluation_repeats, causal),
         (
@@ -134,14 +137,14 @@ def of_gqa(get):
         ),
         (
             has.rope_is_as_published,
-            lambda p: (lambda x, at: get(p).rope(x, at, 5e5), 5e5),
+            lambda p: (lambda x, t: get(p).rope(x, t, 5e5), 5e5),
         ),
         (has.order_is_seen, causal),
         (
             has.cache_is_small,
             lambda p: (
                 gqa(get(p)).bfloat16(),
-                counted(get(p)),
+                counting_cache(get(p)),
                 tokens(3, 6, 8).bfloat16(),
                 *(4, 2),
             ),
@@ -152,11 +155,11 @@ def of_gqa(get):
 
 
 def cross(p):
-    return filled(p.cross.CrossAttention(8, 2))
+    return fill_weights(p.cross.CrossAttention(8, 2))
 
 
 def block(p):
-    return filled(p.llama.Block(8, 12, 1e-6, n_heads=2, n_kv_heads=1))
+    return fill_weights(p.llama.Block(8, 12, 1e-6, n_heads=2, n_kv_heads=1))
 
 
 def model_and_weights(p):
@@ -167,7 +170,7 @@ def model_and_weights(p):
 
 
 def model(p):
-    return filled(p.llama.Llama(50, 2, 8, 12, n_heads=2, n_kv_heads=1))
+    return fill_weights(p.llama.Llama(50, 2, 8, 12, n_heads=2, n_kv_heads=1))
 
 
 def model_and_caches(p):
@@ -182,9 +185,9 @@ def generator(p):
         if cached:
             return llama.generate(prompt, 8, valid)
         for _ in range(8):
-            new = llama(prompt, valid=valid)[:, -1:].argmax(-1)
-            prompt = torch.cat((prompt, new), dim=1)
-            valid = torch.cat((valid, new >= 0), dim=1)
+            token = llama(prompt, valid=valid)[:, -1:].argmax(-1)
+            prompt = torch.cat((prompt, token), dim=1)
+            valid = torch.cat((valid, token >= 0), dim=1)
         return prompt
 
     return (generate,)
@@ -193,7 +196,7 @@ def generator(p):
 def loop_and_queries(name, n_kv_heads):
     """A loop over heads, and its matrices of queries."""
 
-    def of(package):
+    def arguments(package):
         generator = torch.Generator().manual_seed(3)
         small = (n_kv_heads, 8, 2)[n_kv_heads == 1 :]
         wq, *rest = (
@@ -203,17 +206,17 @@ def loop_and_queries(name, n_kv_heads):
         x, run = tokens(2, 6, 8).double(), getattr(package, name)
         return lambda: run(x, wq, *rest), [wq]
 
-    return of
+    return arguments
 
 
 def second_context(package):
-    layer = filled(package.CrossAttention(d_model=8, n_heads=2))
+    layer = fill_weights(package.CrossAttention(d_model=8, n_heads=2))
     x, context = tokens(2, 3, 8), tokens(2, 5, 8)
     return layer, x, context, package.GrowingKVCache()
 
 
-def pooled(package):
-    mha = filled(package.MultiHeadAttention(d_model=8, n_heads=4))
+def pooling(package):
+    mha = fill_weights(package.MultiHeadAttention(d_model=8, n_heads=4))
     return lambda m: package.mha_to_gqa(m, 2), mha, tokens(2, 5, 8), 2
 
 
@@ -235,11 +238,11 @@ def reorder_and_rotate(package):
     return lambda weight, dim: package.rope_rows(weight, dim, to="half"), rotate
 
 
-def dequantised(package):
+def dequantising(package):
     def run(weight, scales, n):
         checkpoint = {"x": weight, "x_scale_inv": scales}
-        wide = package.dequantised(checkpoint, block=n, dtype=torch.float32)
-        return wide["x"]
+        weights = package.dequantised(checkpoint, block=n, dtype=torch.float32)
+        return weights["x"]
 
     return (run,)
 
@@ -253,7 +256,7 @@ def refused_call(package):
         )
         for _ in range(3)
     ]
-    model = filled(package.Decoder(blocks, n_tokens=29, **sizes))
+    model = fill_weights(package.Decoder(blocks, n_tokens=29, **sizes))
     caches = [package.KVCache(room) for room in (8, 8, 4)]
     return (
         lambda: model(torch.arange(6)[None], caches=caches),
@@ -261,11 +264,11 @@ def refused_call(package):
     )
 
 
-# Of softmax, masks and attention.
+# Softmax, masks and attention.
 
 
-def grouped(attention):
-    """With each key/value head repeated for its group."""
+def repeat_kv(attention):
+    """Grouped attention: each key/value head is repeated for its group."""
 
     def core(q, k, v, mask):
         G = q.shape[1] // k.shape[1]
@@ -275,12 +278,12 @@ def grouped(attention):
     return core
 
 
-def unmasked(softmax):
+def attention(softmax):
     """Attention by this softmax."""
     return lambda q, k, v: softmax(q @ k.mT) @ v
 
 
-def padded(core, mask_of):
+def padding(core, mask_of):
     """Attention in four heads, under the padding mask alone."""
 
     def attend(x, valid):
@@ -291,7 +294,7 @@ def padded(core, mask_of):
     return (attend,)
 
 
-def packed(p):
+def packing(p):
     """Attention of packed documents."""
 
     def attend(x, ids):
@@ -311,7 +314,7 @@ def one_document(p):
     return (mask,)
 
 
-def prefixed(p):
+def prefix_layer(p):
     """A decoder layer with a prefix of two tokens."""
     torch.manual_seed(0)
     sizes = {"d_model": 8, "n_heads": 2}
@@ -319,7 +322,7 @@ def prefixed(p):
     return layer, torch.randn(2, 5, 8)
 
 
-def in_three(p):
+def split_sinks(p):
     """Attention with sinks, the keys in three parts."""
 
     def core(q, k, v, sinks, mask):
@@ -328,34 +331,34 @@ def in_three(p):
     return (core,)
 
 
-def normed(p):
+def norms(p):
     """The norm of heads, with given weights."""
 
     def norm(x, w, over, plus):
-        whole, each = p.order.norm_of_all_heads, p.order.rms_norm
-        return (whole if over == "width" else each)(x, w + 1 if plus else w)
+        width, head = p.order.norm_of_all_heads, p.order.rms_norm
+        return (width if over == "width" else head)(x, w + 1 if plus else w)
 
     return (norm,)
 
 
-def in_chunks(p):
-    at = torch.arange(6)
-    return (lambda T, size: p.Chunk(size)(at[:T, None], at[:T]),)
+def chunk_mask(p):
+    t = torch.arange(6)
+    return (lambda T, size: p.Chunk(size)(t[:T, None], t[:T]),)
 
 
-# Of RoPE, positions and caches.
+# RoPE, positions and caches.
 
 SIZES = {"d_model": 16, "n_heads": 4, "n_kv_heads": 2, "rope_theta": 100.0}
 
 
-def placed(package):
-    """A layer that is told positions, and an input."""
-    layer = filled(package.GroupedQueryAttention(**SIZES))
-    return lambda x, at: layer(x, positions=at), tokens(3, 6, 16)
+def positioned_layer(package):
+    """A layer that takes positions, and an input."""
+    layer = fill_weights(package.GroupedQueryAttention(**SIZES))
+    return lambda x, positions: layer(x, positions=positions), tokens(3, 6, 16)
 
 
 def growing(package):
-    layer = filled(package.GroupedQueryAttention(**SIZES))
+    layer = fill_weights(package.GroupedQueryAttention(**SIZES))
     return (
         lambda x, cache=None: layer(x, cache=cache),
         package.GrowingKVCache,
@@ -364,23 +367,23 @@ def growing(package):
 
 
 def with_plain_cache(p):
-    layer = filled(p.gqa.GQA(8, 2, 1))
+    layer = fill_weights(p.gqa.GQA(8, 2, 1))
     return layer, lambda: p.kv_cache.KVCache(9), tokens(3, 6, 8)
 
 
-def half(p):
-    layer = filled(p.gqa.GQA(8, 2, 1)).bfloat16()
+def bfloat16_decoder(p):
+    layer = fill_weights(p.gqa.GQA(8, 2, 1)).bfloat16()
     return layer, lambda: p.kv_cache.KVCache(9), tokens(3, 6, 8).bfloat16()
 
 
-def windowed(p):
+def window_rows(p):
     """What the tokens of two chunks see, if all heads see the same."""
     sign = torch.tensor([1.0, 1.0, -1.0, -1.0]).view(4, 1, 1)
 
     def mask(W, T):
         rows = []
-        for new, S in ((T - 2, T - 2), (2, T)):
-            q, k = torch.zeros(1, 4, new, 1), torch.zeros(1, 2, S, 1)
+        for T_new, S in ((T - 2, T - 2), (2, T)):
+            q, k = torch.zeros(1, 4, T_new, 1), torch.zeros(1, 2, S, 1)
             v = torch.eye(T)[:S] * sign[::2]
             out = p.window.window_attention(q, k, v[None], W, size=2)
             rows.append((out * sign > 0).all(dim=1)[0])
@@ -392,7 +395,7 @@ def windowed(p):
 def ring(p):
     """A layer with a window of three tokens and the first, and its ring."""
     window = p.Window(3, 1)
-    layer = filled(p.GroupedQueryAttention(**SIZES, causal=window))
+    layer = fill_weights(p.GroupedQueryAttention(**SIZES, causal=window))
     return (
         lambda x, cache=None: layer(x, cache=cache),
         lambda: p.RingKVCache(3, first=1, reserve=1),
@@ -404,7 +407,7 @@ def outgrown(p):
     """A layer whose frequencies change after four tokens."""
     rope = p.Rope(100.0, scaling=p.DynamicNtk(8.0, 4))
     sizes = {**SIZES, "rope_theta": None}
-    layer = filled(p.GroupedQueryAttention(**sizes, rope=rope))
+    layer = fill_weights(p.GroupedQueryAttention(**sizes, rope=rope))
     return (
         lambda x, cache=None: layer(x, cache=cache),
         p.GrowingKVCache,
@@ -412,7 +415,7 @@ def outgrown(p):
     )
 
 
-def scaled(p):
+def frequencies(p):
     """The frequencies of four kinds of scaling, and YaRN's factor."""
     kinds = {
         "linear": p.PositionInterpolation(8.0),
@@ -422,13 +425,13 @@ def scaled(p):
         "step": p.Yarn(8.0, 4096, beta_fast=1.0),
     }
     return (
-        lambda kind, *given: kinds[kind].slowed(*given),
+        lambda kind, *args: kinds[kind].slowed(*args),
         lambda: kinds["yarn"].table_scale,
     )
 
 
-def plainly_scaled(p):
-    """The same of the plain form."""
+def plain_frequencies(p):
+    """The frequencies of the plain form, and YaRN's factor."""
     kinds = {
         "linear": lambda f: p.scaling.linear(f, 8.0),
         "ntk": lambda f: p.scaling.ntk(f, 8.0),
@@ -442,173 +445,174 @@ def plainly_scaled(p):
     )
 
 
-# Of MLA and its absorbed form.
+# MLA and its absorbed form.
 
 LATENT_SIZES = 24, 6, 8, 5  # R, Dn, Dr, Dv; H is 3
 LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 def latent(p):
-    return filled(p.mla.MLA(12, 3, *LATENT_SIZES).double())
+    return fill_weights(p.mla.MLA(12, 3, *LATENT_SIZES).double())
 
 
-def by_hand(p, absorbed):
-    """What `is_mla` needs."""
-    made = latent(p)
+def mla_by_hand(p, absorbed):
+    """The arguments of `is_mla`."""
+    layer = latent(p)
 
     def run(x):
-        return made(x, absorbed=absorbed)
+        return layer(x, absorbed=absorbed)
 
     return (
         run,
-        dict(made.state_dict()),
+        dict(layer.state_dict()),
         tokens(6, 12).double(),
         (3, *LATENT_SIZES),
     )
 
 
 def latents(p):
-    def after(x):
+    def stored(x):
         cache = p.mla.KVCache(x.shape[1])
         latent(p)(x, cache)
         return [cache.stored]
 
-    return after, tokens(2, 6, 12).double(), LATENT_SIZES[0] + LATENT_SIZES[2]
+    return stored, tokens(2, 6, 12).double(), LATENT_SIZES[0] + LATENT_SIZES[2]
 
 
-def hooked(p):
-    made = latent(p)
+def hook_target(p):
+    layer = latent(p)
     x = tokens(1, 6, 12).double()
-    return lambda x: made(x, absorbed=False), made.kv_b_proj, x
+    return lambda x: layer(x, absorbed=False), layer.kv_b_proj, x
 
 
-def stretched(p):
+def yarn_scale(p):
     """A layer stretched 40 times by YaRN."""
     yarn = p.Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
     rope = p.Rope(scaling=yarn)
     sizes = dict(zip(LATENT, LATENT_SIZES, strict=True))
-    made = p.MultiHeadLatentAttention(d_model=12, n_heads=3, rope=rope, **sizes)
-    return made.scale, 6 + 8, 40.0, 1.0
+    mla = p.MultiHeadLatentAttention(d_model=12, n_heads=3, rope=rope, **sizes)
+    return mla.scale, 6 + 8, 40.0, 1.0
 
 
-def latent_decoded(absorbed):
+def latent_decoder(absorbed):
     """A layer that reads its text in chunks."""
 
-    def of(p):
+    def arguments(p):
         run = partial(latent(p), absorbed=absorbed)
         return run, lambda: p.mla.KVCache(6), tokens(2, 6, 12).double()
 
-    return of
+    return arguments
 
 
 def latent_pads(p):
-    return step_by_step(p.mla, filled(p.mla.MLA(8, 2, *LATENT_SIZES)))
+    return step_by_step(p.mla, fill_weights(p.mla.MLA(8, 2, *LATENT_SIZES)))
 
 
 def latent_rotated(p):
-    return lambda x, at: p.mla.rope(x, at, 100.0), 100.0, True
+    return lambda x, t: p.mla.rope(x, t, 100.0), 100.0, True
 
 
-# Of recurrent layers.
+# Recurrent layers.
 
 
-def recurrent(p, kind):
+def recurrent_layer(p, kind):
     """A layer and its empty cache; the values of one head are wider."""
     if kind == "lightning":
-        made = p.lightning.LightningAttention(8, 4, 3, layer_idx=1, n_layers=3)
-        return filled(made.double()), p.lightning.LightningState
-    made = p.gated_delta.GatedDeltaNet(8, 2, 4, 3, 5).double()
-    return filled(made), p.gated_delta.State
+        layer = p.lightning.LightningAttention(8, 4, 3, layer_idx=1, n_layers=3)
+        return fill_weights(layer.double()), p.lightning.LightningState
+    layer = p.gated_delta.GatedDeltaNet(8, 2, 4, 3, 5).double()
+    return fill_weights(layer), p.gated_delta.State
 
 
-def of_recurrent(kind):
-    def decoded(p):
-        return *recurrent(p, kind), tokens(3, 9, 8).double()
+def recurrent_suite(kind):
+    def decoder(p):
+        return *recurrent_layer(p, kind), tokens(3, 9, 8).double()
 
     def causal(p):
-        return recurrent(p, kind)[0], tokens(3, 5, 8).double()
+        return recurrent_layer(p, kind)[0], tokens(3, 5, 8).double()
 
     return (
         (has.future_is_hidden, causal),
         (has.past_is_seen, causal),
-        (has.decoding_is_the_full_pass, decoded),
-        (has.sequences_are_apart, decoded),
-        (has.pads_leave_a_state, decoded),
+        (has.decoding_is_the_full_pass, decoder),
+        (has.sequences_are_apart, decoder),
+        (has.pads_leave_a_state, decoder),
     )
 
 
 def gated_delta_by_hand(p):
-    layer, _ = recurrent(p, "gated_delta")
+    layer, _ = recurrent_layer(p, "gated_delta")
     x = tokens(7, 8).double()
     return layer, dict(layer.state_dict()), x, (2, 4, 3, 5)
 
 
 def lightning_by_hand(p):
-    layer, _ = recurrent(p, "lightning")
+    layer, _ = recurrent_layer(p, "lightning")
     x = tokens(7, 8).double()
     return layer, dict(layer.state_dict()), x, 4, 0.5
 
 
-# Of DeepSeek-V4's attention.
+# DeepSeek-V4's attention.
 
 ANGLES = 1.0, 0.1
 
 
-def compressed(form, rate=2, index=(2, 6, 9)):
-    """With entries that overlap, all of which are chosen; or without."""
+def compressed_layer(form, rate=2, index=(2, 6, 9)):
+    """A layer whose compressed entries overlap. Its indexer chooses them all;
+    with `index=()` it has none."""
     layer = form.CompressedAttention(
         *(8, 2, 8, 3, ANGLES, 6, 5, 2), rate=rate, index=index
     )
-    return filled(layer)
+    return fill_weights(layer)
 
 
 def compressed_by_hand(index):
-    """What `is_compressed` needs."""
+    """The arguments of `is_compressed`."""
 
-    def of(p):
-        layer = compressed(p.deepseek_v4, index=index)
+    def arguments(p):
+        layer = compressed_layer(p.deepseek_v4, index=index)
         sizes, f = (2, 3, 2, 2), torch.tensor(ANGLES)
         return layer, dict(layer.state_dict()), tokens(9, 8), sizes, f
 
-    return of
+    return arguments
 
 
-# Of DSA. So many heads that no sum of ReLUs is 0, where keys would tie.
+# DSA. With so many heads no sum of ReLUs is 0: keys would tie there.
 SPARSE = 3, 24, 6, 8, 5  # H, R, Dn, Dr, Dv
 
 
 def sparse(p, halves=True, width=12):
     index = 12, 10, 3  # Hi, Di, topk
-    return filled(p.dsa.DSA(width, *SPARSE, 7, index, 10000.0, halves))
+    return fill_weights(p.dsa.DSA(width, *SPARSE, 7, index, 10000.0, halves))
 
 
 def sparse_by_hand(halves):
-    """What `is_dsa` needs."""
+    """The arguments of `is_dsa`."""
 
-    def of(p):
-        made, x = sparse(p, halves).double(), tokens(9, 12).double()
-        return made, dict(made.state_dict()), x, SPARSE, (12, 3, halves)
+    def arguments(p):
+        layer, x = sparse(p, halves).double(), tokens(9, 12).double()
+        return layer, dict(layer.state_dict()), x, SPARSE, (12, 3, halves)
 
-    return of
+    return arguments
 
 
 def compressed_in_chunks(p):
     form = p.deepseek_v4
-    return compressed(form), form.CompressedCache, tokens(2, 9, 8)
+    return compressed_layer(form), form.CompressedCache, tokens(2, 9, 8)
 
 
 def compressed_alone(p):
-    return compressed(p.deepseek_v4, index=()), tokens(2, 10, 8)
+    return compressed_layer(p.deepseek_v4, index=()), tokens(2, 10, 8)
 
 
 def compressed_pads(p):
     form = p.deepseek_v4
-    return (lambda x, valid: compressed(form)(x, None, valid),)
+    return (lambda x, valid: compressed_layer(form)(x, None, valid),)
 
 
-def sparse_decoded(p):
-    made = sparse(p).double()
-    return made, lambda: p.dsa.KVCache(8), tokens(2, 8, 12).double()
+def sparse_decoder(p):
+    layer = sparse(p).double()
+    return layer, lambda: p.dsa.KVCache(8), tokens(2, 8, 12).double()
 
 
 def sparse_pads(p):
@@ -616,14 +620,14 @@ def sparse_pads(p):
 
 
 def sparse_rotated(p):
-    return lambda x, at: p.dsa.rope(x, at, 100.0), 100.0, True
+    return lambda x, t: p.dsa.rope(x, t, 100.0), 100.0, True
 
 
-# Of attention in tiles, of its gradients, and of parts that are merged.
+# Attention in tiles, its gradients, and merged parts.
 
 
 def in_tiles(p, *tile):
-    return lambda *given: p.flash.flash(*given, tile=tile)[0]
+    return lambda *args: p.flash.flash(*args, tile=tile)[0]
 
 
 def in_parts(p):
@@ -650,10 +654,113 @@ def dropping(p):
     return (core,)
 
 
-MERGED = (
+MERGE_SUITE = (
     (has.parts_make_the_whole, lambda p: (p.flash.flash, p.merge.merge)),
     (has.far_scores, in_parts),
 )
+
+# Four devices, as threads.
+
+
+def answers(run, inputs, d_out):
+    """The output of a rank, and the gradients of its inputs."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    out = run(*leaves)
+    return out.detach(), *torch.autograd.grad(out, leaves, d_out)
+
+
+def causal_attention(q, k, v):
+    return F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
+
+
+def split_text(attend):
+    """Causal attention to a text that is placed in zigzag."""
+
+    def arguments(p):
+        ring, placed = p.ring_attention, p.ring_attention.place(16, 4)
+
+        def on_ranks(*inputs):
+            def work(group):
+                local = placed[group.rank]
+                *parts, d_out = (x[:, :, local] for x in inputs)
+
+                def run(*parts):
+                    return attend(p)(*parts, local, group)
+
+                return answers(run, parts, d_out)
+
+            results = p.ranks.on_threads(work, 4)
+            return [ring.join(x, placed) for x in zip(*results, strict=True)]
+
+        q, k, v = (tokens(3, h, 16, 8).double() for h in (4, 2, 2))
+        return on_ranks, causal_attention, 3 * q, k.flip(2), v.flip(3)
+
+    return arguments
+
+
+def split_heads(p):
+    """GQA of 8 query and 2 key/value heads."""
+    tp = p.tensor_parallel
+
+    def heads(x, w):
+        return (x @ w.mT).unflatten(2, (-1, 4)).transpose(1, 2)
+
+    def on_one(x, q, k, v, o):
+        out = causal_attention(heads(x, q), heads(x, k), heads(x, v))
+        return out.transpose(1, 2).flatten(2) @ o.mT
+
+    def on_ranks(x, q, k, v, o, d_out):
+        def work(group):
+            cuts = (tp.rows, 8), (tp.rows, 2), (tp.rows, 2), (tp.columns, 8)
+            parts = [
+                cut(w, n, group)
+                for w, (cut, n) in zip((q, k, v, o), cuts, strict=True)
+            ]
+
+            def run(*inputs):
+                return tp.gqa(*inputs, 4, group)
+
+            out, dx, *grads = answers(run, (x, *parts), d_out)
+            copies = tp.copies(2, group)
+            grads[1:3] = map(copies.total, grads[1:3])
+            return out, dx, *grads
+
+        out, dx, *grads = zip(*p.ranks.on_threads(work, 4), strict=True)
+        q, k, v, o = grads  # of two copies, the second
+        whole = torch.cat(q), torch.cat(k[1::2]), torch.cat(v[1::2])
+        return out[0], dx[0], *whole, torch.cat(o, dim=1)
+
+    sizes = (32, 16), (8, 16), (8, 16), (16, 32)
+    weights = [tokens(*size).double() / 4 for size in sizes]
+    return on_ranks, on_one, tokens(3, 7, 16).double(), *weights
+
+
+def split_state(p):
+    """The delta rule over a text in four parts."""
+    rule = p.gated_delta.delta_rule
+
+    def on_one(*inputs):
+        return rule(*inputs, torch.zeros(3, 2, 4, 5).double())[0]
+
+    def on_ranks(*inputs):
+        def work(group):
+            local = slice(3 * group.rank, 3 * group.rank + 3)
+            *parts, d_out = (x[:, :, local] for x in inputs)
+
+            def run(*parts):
+                return p.relay.relay(rule, *parts, group=group)[0]
+
+            return answers(run, parts, d_out)
+
+        results = zip(*p.ranks.on_threads(work, 4), strict=True)
+        return [torch.cat(x, dim=2) for x in results]
+
+    q, k = tokens(2, 3, 2, 12, 4).double()
+    v, decay = tokens(3, 2, 12, 5).double(), -tokens(3, 2, 12).double().exp()
+    return on_ranks, on_one, q, F.normalize(k, dim=-1), v, decay / 5, -decay / 9
+
 
 SUITES = {
     "plain.mha": (
@@ -713,10 +820,10 @@ SUITES = {
     ),
     "layers.cross": ((has.new_context_is_read, second_context),),
     "layers.convert": (
-        (has.equal_heads_pool, pooled),
+        (has.equal_heads_pool, pooling),
         (has.equals_multihead_attention, load_torch),
         (has.layouts_agree, reorder_and_rotate),
-        (has.float8_is_near, dequantised),
+        (has.float8_is_near, dequantising),
     ),
     "layers.block": ((has.refusal_changes_nothing, refused_call),),
     "plain.softmax": (
@@ -725,11 +832,11 @@ SUITES = {
             has.is_softmax,
             lambda p: (partial(p.softmax.online_softmax, chunk=2),),
         ),
-        (has.gradients_are_slopes, lambda p: (unmasked(p.softmax.softmax),)),
+        (has.gradients_are_slopes, lambda p: (attention(p.softmax.softmax),)),
     ),
     "core.softmax": ((has.long_rows_sum_to_one, lambda p: (p.softmax,)),),
     "plain.attention": (
-        (has.equals_torch, lambda p: (grouped(p.attention.attention),)),
+        (has.equals_torch, lambda p: (repeat_kv(p.attention.attention),)),
         (has.empty_rows_are_zero, lambda p: (p.attention.attention,)),
         (has.far_scores, lambda p: (p.attention.attention,)),
     ),
@@ -741,7 +848,7 @@ SUITES = {
         (has.sinks_take_weight, lambda p: (p.sinks.attention_with_sinks,)),
         (has.first_tokens_are_kept, lambda p: (p.sinks.streaming_mask,)),
     ),
-    "core.merge": ((has.sinks_take_weight, in_three),),
+    "core.merge": ((has.sinks_take_weight, split_sinks),),
     "plain.alibi": (
         (has.is_alibi, lambda p: (p.alibi.alibi,)),
         (
@@ -751,7 +858,7 @@ SUITES = {
     ),
     "plain.order": (
         (has.parts_are_in_order, lambda p: (p.order.todays_heads,)),
-        (has.norms_are_as_published, normed),
+        (has.norms_are_as_published, norms),
         (has.gates_are_of_their_heads, lambda p: (p.order.query_and_gate,)),
     ),
     "plain.masks": (
@@ -759,17 +866,17 @@ SUITES = {
         (has.is_window, lambda p: (lambda W, T: p.masks.window_mask(T, T, W),)),
         (
             has.pads_change_nothing,
-            lambda p: padded(p.attention.attention, p.masks.padding_mask),
+            lambda p: padding(p.attention.attention, p.masks.padding_mask),
         ),
-        (has.documents_are_apart, packed),
+        (has.documents_are_apart, packing),
         (has.is_causal, one_document),
     ),
     "core.masks": (
-        (has.chunks_are_apart, in_chunks),
-        (has.future_is_hidden, prefixed),
+        (has.chunks_are_apart, chunk_mask),
+        (has.future_is_hidden, prefix_layer),
         (
             has.pads_change_nothing,
-            lambda p: padded(
+            lambda p: padding(
                 p.sdpa, lambda valid: p.padding_mask_from_hf(valid.long())
             ),
         ),
@@ -777,20 +884,31 @@ SUITES = {
     "plain.rope": (
         (
             has.rope_is_as_published,
-            lambda p: (lambda x, at: p.rope.rope(x, at, 5e5), 5e5),
+            lambda p: (lambda x, t: p.rope.rope(x, t, 5e5), 5e5),
         ),
     ),
     "core.rope": (
-        (has.distances_alone_count, placed),
+        (has.distances_alone_count, positioned_layer),
         (has.positions_count_tokens, lambda p: (p.token_positions,)),
         (has.longer_text_is_read_again, outgrown),
     ),
-    "core.scaling": ((has.frequencies_are_as_published, scaled),),
-    "plain.scaling": ((has.frequencies_are_as_published, plainly_scaled),),
-    "plain.window": ((has.is_window, windowed),),
+    "core.scaling": ((has.frequencies_are_as_published, frequencies),),
+    "plain.scaling": ((has.frequencies_are_as_published, plain_frequencies),),
+    "plain.window": ((has.is_window, window_rows),),
     "plain.ring": (
         (has.ring_is_a_window, lambda p: (p.ring.RingKVCache, p.ring.sees)),
     ),
+    "plain.ring_attention": (
+        (
+            has.ranks_are_one_device,
+            split_text(lambda p: p.ring_attention.ring_attention),
+        ),
+    ),
+    "plain.ulysses": (
+        (has.ranks_are_one_device, split_text(lambda p: p.ulysses.ulysses)),
+    ),
+    "plain.tensor_parallel": ((has.ranks_are_one_device, split_heads),),
+    "plain.relay": ((has.ranks_are_one_device, split_state),),
     "plain.paged": ((has.blocks_hold_each_text, lambda p: (p.paged.Pool,)),),
     "caches.ring": (
         (has.decoding_is_the_full_pass, ring),
@@ -804,7 +922,7 @@ SUITES = {
             lambda p: refused_append(p.kv_cache.KVCache),
         ),
         (has.decoding_is_the_full_pass, with_plain_cache),
-        (has.decoding_is_the_full_pass, half),
+        (has.decoding_is_the_full_pass, bfloat16_decoder),
     ),
     "caches.kv_cache": (
         (has.decoding_is_the_full_pass, growing),
@@ -815,15 +933,15 @@ SUITES = {
         ),
     ),
     "plain.mla": (
-        (has.is_mla, lambda p: by_hand(p, absorbed=False)),
-        (has.is_mla, lambda p: by_hand(p, absorbed=True)),
+        (has.is_mla, lambda p: mla_by_hand(p, absorbed=False)),
+        (has.is_mla, lambda p: mla_by_hand(p, absorbed=True)),
         (has.order_is_seen, lambda p: (latent(p), tokens(2, 6, 12).double())),
         (has.rope_is_as_published, latent_rotated),
-        (has.decoding_is_the_full_pass, latent_decoded(absorbed=False)),
-        (has.decoding_is_the_full_pass, latent_decoded(absorbed=True)),
+        (has.decoding_is_the_full_pass, latent_decoder(absorbed=False)),
+        (has.decoding_is_the_full_pass, latent_decoder(absorbed=True)),
         (has.pads_change_nothing, latent_pads),
         (has.latent_is_cached, latents),
-        (has.module_is_called, hooked),
+        (has.module_is_called, hook_target),
         (has.full_cache_refuses, lambda p: (p.mla.KVCache,)),
         (has.refusal_changes_nothing, lambda p: refused_append(p.mla.KVCache)),
     ),
@@ -835,18 +953,18 @@ SUITES = {
         (has.decoding_is_the_full_pass, compressed_in_chunks),
         (has.pads_change_nothing, compressed_pads),
     ),
-    "layers.mla": ((has.yarn_scales_scores, stretched),),
+    "layers.mla": ((has.yarn_scales_scores, yarn_scale),),
     "plain.gated_delta": (
         (has.is_gated_delta, gated_delta_by_hand),
-        *of_recurrent("gated_delta"),
+        *recurrent_suite("gated_delta"),
     ),
     "plain.lightning": (
         (has.is_lightning, lightning_by_hand),
-        *of_recurrent("lightning"),
+        *recurrent_suite("lightning"),
     ),
     "plain.dsa": (
         *((has.is_dsa, sparse_by_hand(halves)) for halves in (True, False)),
-        (has.decoding_is_the_full_pass, sparse_decoded),
+        (has.decoding_is_the_full_pass, sparse_decoder),
         (has.pads_change_nothing, sparse_pads),
         (has.rope_is_as_published, sparse_rotated),
         (has.caches_are_apart, lambda p: (p.dsa.KVCache,)),
@@ -854,12 +972,12 @@ SUITES = {
         (has.refusal_changes_nothing, lambda p: refused_append(p.dsa.KVCache)),
     ),
     "plain.flash": (
-        (has.equals_torch, lambda p: (grouped(in_tiles(p, 2, 3)),)),
+        (has.equals_torch, lambda p: (repeat_kv(in_tiles(p, 2, 3)),)),
         (has.far_scores, lambda p: (in_tiles(p, 4, 3),)),
         (has.empty_rows_are_zero, lambda p: (in_tiles(p, 2, 3),)),
-        *MERGED,
+        *MERGE_SUITE,
     ),
-    "plain.merge": MERGED,
+    "plain.merge": MERGE_SUITE,
     "core.flash": (
         (has.gradients_equal_torch, lambda p: (partial(p.flash, tile=(2, 3)),)),
         (has.gradients_are_slopes, dropping),

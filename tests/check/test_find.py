@@ -1,5 +1,6 @@
 """The page "Find your bug": what one tries, and where the questions lead."""
 
+import json
 import re
 import sys
 from contextlib import suppress
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import attnref
-from attnref.check.catalogue import (
+from attnref.judge.catalogue import (
     Plain,
     Planted,
     catalogue,
@@ -19,13 +20,12 @@ from attnref.check.catalogue import (
     fresh,
     load,
 )
-from sitekit.check import find
+from sitekit.check import find, known
 from sitekit.check.evidence import SYMPTOMS, evidence
 from sitekit.markdown.pages import (
     body_of,
     markdown_files,
     python_blocks,
-    render,
 )
 
 ENGLISH, CHINESE = (
@@ -108,45 +108,45 @@ MODULES = "plain.gqa", "plain.attention", "plain.mha"
 
 
 def variant_of(name, *modules):
-    """Its lines for the first of these modules that it has any for."""
-    every = [*every_variant(catalogue()[name])]
-    one = [v for v in reversed(every) if len({x.module for x in v}) == 1]
-    held = {v[0].module: v for v in one}
-    return next((held[m] for m in modules if m in held), every[0])
+    """The variant of a mistake in the first of these modules that it is in."""
+    variants = [*every_variant(catalogue()[name])]
+    single = [v for v in reversed(variants) if len({x.module for x in v}) == 1]
+    by_module = {v[0].module: v for v in single}
+    return next((by_module[m] for m in modules if m in by_module), variants[0])
 
 
 def stand_in(variant):
-    """What the page imports, its layer a plain one with these lines."""
-    made, modules = Plain(variant), {lines.module for lines in variant}
-    form = made.gqa
-    rotated = form.rope
+    """What the page imports from attnref. Its layer is a plain form with the
+    lines of this variant."""
+    forms, modules = Plain(variant), {lines.module for lines in variant}
+    form = forms.gqa
+    rope = form.rope
 
     def attend(q, k, v, mask, **_):
         k, v = (
             t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v)
         )
-        return made.attention.attention(q, k, v, mask)
+        return forms.attention.attention(q, k, v, mask)
 
     def weights(q, k, mask):
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         one = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:3], -1)
-        return made.attention.attention(q, k, one, mask)
+        return forms.attention.attention(q, k, one, mask)
 
     class Layer(form.GQA):
         def __init__(self, rope_theta, **sizes):
             super().__init__(theta=rope_theta, **sizes)
 
         def forward(self, x, mask=None, cache=None, positions=None):
-            def turned(x, here, theta):
-                at = here if positions is None else positions
-                return rotated(x, at, theta)
+            def rotate(x, t, theta):
+                return rope(x, t if positions is None else positions, theta)
 
-            form.rope = turned
+            form.rope = rotate
             return super().forward(
                 x, cache, mask if mask is None else mask[:, 0, 0]
             )
 
-    class Mha(made.mha.MHA):
+    class Mha(forms.mha.MHA):
         def __init__(self, d_model, n_heads, **_):
             super().__init__(d_model, n_heads)
 
@@ -164,7 +164,7 @@ def stand_in(variant):
     )
 
 
-def tried(block, name=None):
+def run_block(block, name=None):
     """What fails when the page runs this block with this mistake planted."""
     blocks = re.findall(r'test_find\.py:(\w+)"', body_of(ENGLISH))
     texts = dict(zip(blocks, python_blocks(body_of(ENGLISH)), strict=True))
@@ -192,8 +192,8 @@ def tried(block, name=None):
     return "", names
 
 
-# What each block says of mistakes, as the questions need it.
-NOTICED = {
+# The mistakes that each block of the page notices, as its questions say.
+NOTICES = {
     "rows": "batch-and-heads-swapped",
     "last": "not-causal mask-inverted merge-without-transpose",
     "pads": "mask-argument-ignored padding-of-queries mask-times-tiny",
@@ -211,7 +211,7 @@ NOTICED = {
         rope-on-values rope-queries-only rope-mixed-layouts rope-no-minus
     """,
 }
-UNNOTICED = {
+MISSES = {
     "weights": "keys-viewed-not-transposed",
     "gradients": "queries-of-a-group-summed not-causal",
     "shift": """
@@ -231,31 +231,31 @@ WRONG_FROM = {
 
 @pytest.mark.parametrize(
     ("block", "name"),
-    [(block, name) for block in NOTICED for name in NOTICED[block].split()],
+    [(block, name) for block in NOTICES for name in NOTICES[block].split()],
 )
 def test_what_one_tries_notices_a_mistake(block, name):
-    assert tried(block)[0] == ""
-    assert tried(block, name)[0]
+    assert run_block(block)[0] == ""
+    assert run_block(block, name)[0]
 
 
 @pytest.mark.parametrize(
     ("block", "name"),
-    [(b, name) for b in UNNOTICED for name in UNNOTICED[b].split()],
+    [(b, name) for b in MISSES for name in MISSES[b].split()],
 )
 def test_what_one_tries_does_not_notice_another(block, name):
-    assert tried(block, name)[0] == ""
+    assert run_block(block, name)[0] == ""
 
 
 @pytest.mark.parametrize("name", WRONG_FROM)
 def test_decoding_is_wrong_from_the_prompt_or_from_the_first_step(name):
-    _, names = tried("decode", name)
+    _, names = run_block("decode", name)
     wrong = (names["error"] > 1e-9).tolist()
-    where = {wrong[3]: "the first step", any(wrong[:3]): "the prompt"}
-    assert where.get(True) == WRONG_FROM[name]
+    place = {wrong[3]: "the first step", any(wrong[:3]): "the prompt"}
+    assert place.get(True) == WRONG_FROM[name]
 
 
 def paths(question, depth=0):
-    """Of each mistake that is reached: its id, and how many were asked."""
+    """The ids of all mistakes to which a question leads."""
     assert depth < 3, question["ask"]
     assert 2 <= len(question["answers"]) <= 5
     for answer in question["answers"]:
@@ -270,12 +270,12 @@ def paths(question, depth=0):
 
 def test_at_most_three_questions_lead_from_its_symptom_to_each_mistake():
     assert [*find.tree()] == [*SYMPTOMS]
-    reached = {key: {*paths(find.tree()[key])} for key in SYMPTOMS}
-    everything = set().union(*reached.values())
+    ids = {key: {*paths(find.tree()[key])} for key in SYMPTOMS}
+    everything = set().union(*ids.values())
     assert everything - catalogue().keys() == set()
     assert evidence().keys() == catalogue().keys()
-    of = {name: each.symptom for name, each in evidence().items()}
-    assert {n: key for n, key in of.items() if n not in reached[key]} == {}
+    symptoms = {name: entry.symptom for name, entry in evidence().items()}
+    assert {n: key for n, key in symptoms.items() if n not in ids[key]} == {}
 
 
 @pytest.mark.parametrize(
@@ -301,22 +301,22 @@ def test_as_many_key_value_heads_tell_wrong_groups_apart(name):
             outputs.append(loop(x, *weights, torch.randn(8, 5)))
     right = torch.allclose(*outputs)
     yes, no = find.tree()["heads"]["answers"][1]["answers"]
-    listed = {True: {*yes["likely"]}, False: {*paths(no)}}
-    assert name in listed[right] - listed[not right]
+    likely = {True: {*yes["likely"]}, False: {*paths(no)}}
+    assert name in likely[right] - likely[not right]
 
 
 def texts(question):
     yield question["ask"]
     for answer in question["answers"]:
-        word, *both = answer["if"]
+        word, *sentences = answer["if"]
         assert re.fullmatch("[a-z-]+", word)
-        yield both
+        yield sentences
         if "ask" in answer:
             yield from texts(answer)
 
 
 def test_each_question_is_in_both_languages():
-    tried = re.findall(r"\{ #([\w-]+) \}", body_of(ENGLISH))
+    anchors = re.findall(r"\{ #([\w-]+) \}", body_of(ENGLISH))
     for question in find.tree().values():
         for english, chinese in texts(question):
             assert not re.search("[\u3000-\u9fff\uff00-\uffef]", english)
@@ -326,19 +326,32 @@ def test_each_question_is_in_both_languages():
                 re.findall(r"\(#([\w-]+)\)", x) for x in (english, chinese)
             ]
             assert links[0] == links[1]
-            assert {*links[0]} <= {*tried}
+            assert {*links[0]} <= {*anchors}
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_the_questions_fold_out_without_a_script(language):
-    here = "mistakes/find-your-bug.md"
-    body = find.expanded(
-        body_of({"en": ENGLISH, "zh": CHINESE}[language]), here, language
+def test_the_door_has_all_questions_in_its_language(language):
+    """Without markup that would be seen, each answer at its own address."""
+    code = known.script(language).removeprefix("known=")
+    data = json.loads(code)
+    assert {entry["id"] for entry in data["entries"]} == {*catalogue()}
+    addresses = []
+
+    def look(question, symptom):
+        assert not re.search(r"`|\]\(", question.get("ask", ""))
+        for answer in question.get("answers", ()):
+            assert not re.search(r"`|\]\(", answer["say"])
+            addresses.append(f"{symptom}-{answer['key']}")
+            look(answer, symptom)
+
+    for symptom, question in data["symptoms"].items():
+        look(question, symptom)
+    assert len(addresses) == len({*addresses}) > 100
+    ids = {id for key in SYMPTOMS for id in paths(find.tree()[key])}
+    assert ids == {*catalogue()}
+
+
+def test_code_and_links_of_a_sentence_are_marked():
+    assert find.inline("a `<b>` [c](#d-e) & f") == (
+        'a <code>&lt;b&gt;</code> <a href="#d-e">c</a> &amp; f'
     )
-    html = render(body).html
-    for name in catalogue():
-        assert re.search(rf'<a href="[\w-]+\.md#{name}">[^<]', html), name
-    assert html.count("<details") == html.count("<summary>") > 100
-    addresses = re.findall(r"<summary><span id=([\w-]+)>", html)
-    assert html.count("<details") == len({*addresses}) == len(addresses)
-    assert "<script" not in html

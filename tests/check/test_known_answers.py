@@ -1,6 +1,7 @@
 """What a reader of a known answer writes: NumPy, without torch."""
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -9,6 +10,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 
+from attnref.words import Text
 from sitekit import ROOT, answers
 from sitekit.drawn import known_answers
 from sitekit.markdown.source import sections
@@ -21,7 +23,7 @@ def files():
     from pathlib import Path
     from tempfile import mkdtemp
 
-    from attnref.check.vectors import write
+    from attnref.judge.vectors import write
 
     folder = Path(mkdtemp())
     write(folder, ["gqa"])
@@ -48,6 +50,8 @@ def test_a_port_in_numpy_is_wrong_and_named_and_mended(files):
     mine = gqa(tensors, about["given"], repeated)
     assert compare(mine, tensors, about) == "right"
     # --8<-- [end:mended]
+    wrong = gqa(tensors, about["given"], tiled).astype("f2")
+    assert compare(wrong, tensors, about, "float16") == "groups-tiled"
     assert compare(mine + 1, tensors, about).startswith("unknown, worst at ")
     assert compare(mine.astype("f2"), tensors, about, "float16") == "right"
 
@@ -63,12 +67,32 @@ def test_the_page_counts_what_the_files_hold(files, monkeypatch):
         [
             "[gqa](files:answers/gqa.safetensors)",
             "`transformers` `LlamaAttention`",
+            "B 3, T 5, E 7, H 6, K 2, D 10",
             str(count),
         ]
     ]
+    ((_, half, more),) = known_answers.hidden()
+    kinds = about["indistinguishable"]
+    assert half.count("`") == 2 * len(kinds["float16"])
+    assert "`scores-in-half`" in half and "`scores-in-half`" not in more
+    for way in kinds["bfloat16"]:
+        assert f"`{way}`" in half + more
     numbers = known_answers.numbers()
     assert numbers["cases"] == 1 and 0 < numbers["zip"] < 0.1
-    assert numbers.keys() == {"cases", "zip"}
+    assert numbers.keys() == {"backward", "cases", "zip"}
+
+
+def test_the_table_of_backward_mistakes_is_their_file():
+    text = (ROOT / "attnref/judge/backward.txt").read_text(encoding="utf-8")
+    written = re.findall(
+        r"^id: (.*)\nen: (.*?) \|\| (.*)\nzh: (.*?) \|\| (.*)$", text, re.M
+    )
+    rows = [*known_answers.backward_mistakes()]
+    assert len(rows) == text.count("id: ") == len(written)
+    for row, (id, en, en_notice, zh, zh_notice) in zip(
+        rows, written, strict=True
+    ):
+        assert row == [f"`{id}`", Text(en, zh), Text(en_notice, zh_notice)]
 
 
 def test_the_zip_is_the_same_when_it_is_made_twice(files, monkeypatch):

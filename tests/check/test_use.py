@@ -2,7 +2,7 @@
 
 import torch
 
-from attnref.check.properties import future_is_hidden
+from attnref.judge.properties import future_is_hidden
 
 
 def test_a_layer_that_is_checked():

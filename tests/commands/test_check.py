@@ -1,4 +1,4 @@
-"""`attnref check`: files that are somebody's, and what is said of them."""
+"""`attnref check`: files of strangers, and the reports on them."""
 
 import csv
 import json
@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from attnref.__main__ import command, main
-from attnref.check import process, report
-from attnref.check.catalogue import catalogue
-from attnref.check.checker import check, error_of, rights
-from attnref.check.process import Ran, check_file, reported
-from attnref.check.solution import module_of
-from attnref.check.tasks import TASKS
 from attnref.commands import check as program
+from attnref.judge import limits, process, report
+from attnref.judge.catalogue import catalogue
+from attnref.judge.checker import check, error_of, rights
+from attnref.judge.process import Run, check_file, report_on
+from attnref.judge.solution import module_of
+from attnref.judge.tasks import TASKS
 from sitekit import ROOT
 
 RIGHT = """
@@ -31,26 +31,26 @@ def softmax(x, dim=-1):
 """
 
 
-def written(folder, text, name="mine.py"):
+def write(folder, text, name="mine.py"):
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
-def here(monkeypatch):
-    """The command without a process of its own."""
+def run_in_this_process(monkeypatch):
+    """Let the command check files in this process."""
 
-    def checked(name, path, *, language, seconds):
+    def check_here(name, path, *, language, seconds):
         module = module_of(str(path), TASKS[name].names)
         return check(name, vars(module), language=language)
 
-    monkeypatch.setattr(program, "check_file", checked)
+    monkeypatch.setattr(program, "check_file", check_here)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def test_what_a_file_printed_is_its_own(tmp_path):
     """It is executed twice, and heard once."""
-    path = written(tmp_path, RIGHT + "print('once')")
+    path = write(tmp_path, RIGHT + "print('once')")
     words = ["-m", "attnref", "check", "softmax", str(path), "--json"]
     done = subprocess.run([sys.executable, *words], capture_output=True)
     assert json.loads(done.stdout)["printed"].strip() == "once"
@@ -68,8 +68,11 @@ print("\\033[31mred", file=sys.stderr)
 sleeps = [sys.executable, "-c", "import time; time.sleep(600)", "MARK"]
 subprocess.Popen(sleeps)
 if os.fork() == 0:
-    sys.argv[:] = ["forked"]
-    time.sleep(600)
+    if os.fork() == 0:
+        os.setsid()  # neither its group nor its child
+        sys.argv[:] = ["forked"]
+        time.sleep(600)
+    os._exit(0)
 open("left.txt", "w").write("left")
 tempfile.mkdtemp(prefix="left-")
 os.makedirs("a/b")
@@ -108,8 +111,8 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch, start):
     mark = f"mark-{os.getpid()}"
     folder = tmp_path / "theirs"
     folder.mkdir()
-    written(folder, RIGHT, "helper_beside.py")
-    path = written(folder, LEAVES.replace("MARK", mark))
+    write(folder, RIGHT, "helper_beside.py")
+    path = write(folder, LEAVES.replace("MARK", mark))
     report = check_file("softmax", path, language="en")
     assert report.passed, str(report)
     assert report.printed.startswith("xxx") and "\033" not in str(report)
@@ -123,12 +126,93 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch, start):
     assert {p.name for p in folder.iterdir()} == {"helper_beside.py", "mine.py"}
 
 
+needs_linux = pytest.mark.skipif(not limits.LINUX, reason="Linux can")
+
+
+@needs_linux
+def test_what_waits_and_starts_others_in_other_sessions_is_ended_whole(
+    tmp_path,
+):
+    mark = f"mark-{os.getpid()}"
+    text = f"""
+import subprocess, sys, time
+sleeps = [sys.executable, "-c", "import time; time.sleep(600)", {mark!r}]
+subprocess.Popen(sleeps, start_new_session=True, cwd="/")
+time.sleep(600)
+"""
+    path = write(tmp_path, text)
+    report = check_file("softmax", path, language="en", seconds=0.5)
+    assert report.error.en.startswith("it did not end within 5 s")
+    assert not running(mark, tmp_path)
+
+
+@needs_linux
+def test_processes_without_end_are_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    text = "import os\nwhile True:\n    os.fork()\n"
+    report = check_file("softmax", write(tmp_path, text), language="en")
+    assert report.error.en == "it starts more than 64 processes"
+    assert not running("none", tmp_path)
+
+
+@pytest.mark.skipif(not limits.version(), reason="this system has no Landlock")
+@pytest.mark.parametrize(
+    "act",
+    [
+        "shutil.rmtree({folder!r})",
+        "open({file!r}, 'w')",
+        "open({file!r}, 'a')",
+        "os.truncate({file!r}, 0)",
+        "os.remove({file!r})",
+        "os.rename({file!r}, {file!r} + '2')",
+        "os.symlink('/', {folder!r} + '/link')",
+        "os.mkdir({folder!r} + '/new')",
+        "os.kill(os.getppid(), 9)",
+        "subprocess.check_output(['rm', '-r', {folder!r}], stderr=-2)",
+    ],
+)
+def test_what_changes_files_outside_its_folder_is_refused(tmp_path, act):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    file = write(victim, "kept", "file")
+    act = act.format(folder=str(victim), file=str(file))
+    path = write(tmp_path, f"import os, shutil, subprocess\n{act}\n" + RIGHT)
+    report = check_file("softmax", path, language="en")
+    kind = report.error.en.partition(":")[0]
+    assert kind in ("PermissionError", "CalledProcessError")
+    assert [*victim.iterdir()] == [file] and file.read_text() == "kept"
+    # What it may do: write where it is, in a folder for it, and into nothing.
+    text = """
+import os, tempfile
+for name in ("left", os.devnull, tempfile.mkstemp()[1]):
+    with open(name, "a") as file:
+        file.write("left")
+os.makedirs("a/b"), os.rename("left", "a/b/left"), os.symlink("a", "c")
+"""
+    path = write(tmp_path, text + RIGHT)
+    assert check_file("softmax", path, language="en").passed
+
+
+@pytest.mark.parametrize(
+    ("language", "rights"), [("en", "with your rights"), ("zh", "以你的权限")]
+)
+def test_help_and_page_say_with_whose_rights_a_file_runs(
+    language, rights, capsys
+):
+    with pytest.raises(SystemExit):
+        main(["check", "--help", "--lang", language])
+    said = " ".join(capsys.readouterr().out.split())
+    page = ROOT / f"docs/{language}/mistakes/check.md"
+    for text in (said, page.read_text("utf-8")):
+        assert rights in text and "Landlock" in text
+
+
 def test_what_computes_without_end_is_ended(tmp_path, monkeypatch):
     """By seconds of computing, of which a busy machine takes none away: the
     clock on the wall ends it after minutes, where seconds are usual."""
     monkeypatch.setattr(process, "WAITING", 600)
     text = RIGHT.replace("return", "while x.dim() == 3: pass\n    return")
-    path = written(tmp_path, text)
+    path = write(tmp_path, text)
     report = check_file("softmax", path, language="en", seconds=0.5)
     sizes = next(
         p.sizes for p in rights("softmax").probes if p.inputs["x"].dim() == 3
@@ -139,7 +223,7 @@ def test_what_computes_without_end_is_ended(tmp_path, monkeypatch):
 
 
 def test_what_waits_without_end_is_ended(tmp_path):
-    path = written(tmp_path, "import time\ntime.sleep(600)\n")
+    path = write(tmp_path, "import time\ntime.sleep(600)\n")
     report = check_file("softmax", path, language="en", seconds=0.1)
     assert report.error.en == (
         "it did not end within 1 s: it was ended while the file was read"
@@ -148,13 +232,13 @@ def test_what_waits_without_end_is_ended(tmp_path):
 
 def test_a_file_that_calls_attnref_solves_nothing(tmp_path):
     text = "import attnref\n\n\ndef softmax(x, dim=-1):\n"
-    path = written(tmp_path, text + "    return attnref.softmax(x, dim)\n")
+    path = write(tmp_path, text + "    return attnref.softmax(x, dim)\n")
     report = check_file("softmax", path, language="en")
     assert report.error.en.startswith("it calls attnref")
 
 
 def test_what_ends_its_process_is_reported(tmp_path):
-    path = written(tmp_path, "import os\nos._exit(7)\n")
+    path = write(tmp_path, "import os\nos._exit(7)\n")
     report = check_file("softmax", path, language="zh")
     assert not report.passed
     assert report.error.en == (
@@ -163,14 +247,22 @@ def test_what_ends_its_process_is_reported(tmp_path):
     assert str(report) == "softmax: 它让进程以代码 7 退出：在读文件时"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="no limit of memory there")
-def test_memory_has_a_limit(tmp_path):
-    text = "import torch\n" + RIGHT.replace(
-        "return", "torch.zeros(2**31)\n    return"
-    )
-    report = check_file("softmax", written(tmp_path, text), language="en")
+@needs_linux
+@pytest.mark.parametrize(
+    "hog",
+    [
+        "torch.zeros(2**31)",
+        "b'x' * 2**33",
+        "[b'x' * 2**20 for n in range(2**30)]",
+        "[mmap.mmap(-1, 2**28) for n in range(99)]",
+    ],
+)
+def test_memory_has_a_limit(tmp_path, monkeypatch, hog):
+    monkeypatch.setattr(process, "MEMORY", 1 << 29)
+    text = "import mmap, torch\n" + RIGHT.replace("return", f"{hog}; return")
+    report = check_file("softmax", write(tmp_path, text), language="en")
     assert report.error.en.startswith("it needs more memory than it may use")
-    assert report.where == ("mine.py:4: torch.zeros(2**31)",)
+    assert report.where[0].startswith(f"mine.py:4: {hog}")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +295,7 @@ def test_a_file_that_cannot_be_read_is_reported(
     tmp_path, monkeypatch, text, message, where
 ):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    path = written(tmp_path, text)
+    path = write(tmp_path, text)
     with pytest.raises(BaseException) as raised:
         module_of(str(path))
     error, lines = error_of(raised.value)
@@ -235,8 +327,8 @@ def mla_absorbed(x, *weights, theta=1e4, cache=None):
 def test_what_remembers_an_earlier_call_is_shown(tmp_path, name):
     """Its results depend on what was asked before."""
     text = (ROOT / "tests/check/solutions/einsum.py").read_text("utf-8")
-    written(tmp_path, text, "attnref_like.py")
-    path = written(tmp_path, REMEMBERS[name])
+    write(tmp_path, text, "attnref_like.py")
+    path = write(tmp_path, REMEMBERS[name])
     report = check_file(name, path, language="en")
     assert report.stage == "memory" and report.mistakes == ()
     assert "earlier call" in str(report).splitlines()[0]
@@ -254,74 +346,78 @@ def test_what_remembers_an_earlier_call_is_shown(tmp_path, name):
 
 def messages(name="softmax"):
     """Those of a solution that is right."""
-    answers = (["answer", process._as_data(x)] for x in rights(name).every)
+    answers = (
+        ["answer", process._as_data(x)] for x in rights(name).all_answers
+    )
     every = [["begun"], ["read"], *answers, ["done"]]
     return json.loads(json.dumps(every))
 
 
 def test_answers_are_data_and_nothing_else():
-    result = reported("softmax", Ran(messages(), "", 0), "en", 1)
+    result = report_on("softmax", Run(messages(), "", 0), "en", 1)
     assert result.passed
-    for spoiled in (
+    for lines in (
         [*messages()[:-2], ["done"]],
         [*messages()[:-1], ["answer", {}], ["done"]],
         [["begun"], ["read"], *[None] * 3, ["done"]],
-        [["begun"], ["raised", 3, []]],
-        [["begun"], ["raised", ["a", "b", "c"], []]],
+        [["begun"], ["error", 3, []]],
+        [["begun"], ["error", ["a", "b", "c"], []]],
         [3],
         [{}],
     ):
-        result = reported("softmax", Ran(spoiled, "", 0), "en", 1)
-        assert result.error.en == "what it answers cannot be read", spoiled
+        result = report_on("softmax", Run(lines, "", 0), "en", 1)
+        assert result.error.en == "what it answers cannot be read", lines
     for key, value in (
         ("outputs", []),
         ("outputs", [["torch.load", [2], [0.5, 0.5]]]),
         ("outputs", [["torch.float64", [3], [0.5, 0.5]]]),
         ("outputs", [["torch.float64", [2], ["0.5", None]]]),
-        ("modified", 3),
-        ("raised", 3),
+        ("changes", 3),
+        ("error", 3),
     ):
         lines = messages()
         lines[2][1][key] = value
-        result = reported("softmax", Ran(lines, "", 0), "en", 1)
+        result = report_on("softmax", Run(lines, "", 0), "en", 1)
         assert result.error.en == "what it answers cannot be read", (key, value)
 
 
 def test_wrong_answers_are_not_believed():
     lines = messages()
     lines[2][1]["outputs"] = [["torch.float64", [2], [0.5, 0.5]]]
-    got = reported("softmax", Ran(lines, "", 0), "en", 1)
-    assert [v.name for v in got.failures] == ["same"]
+    result = report_on("softmax", Run(lines, "", 0), "en", 1)
+    assert [v.name for v in result.failures] == ["same"]
     lines[2][1]["outputs"] = [["torch.bool", [3], [0, 1, 1]]]
-    got = reported("softmax", Ran(lines, "", 0), "en", 1)
-    assert got.failures[0].fault.en == "the shape is (3,), and should be (2,)"
+    result = report_on("softmax", Run(lines, "", 0), "en", 1)
+    assert (
+        result.failures[0].fault.en == "the shape is (3,), and should be (2,)"
+    )
 
 
 @pytest.mark.parametrize(
-    ("ran", "message"),
+    ("run", "message"),
     [
-        (Ran([], "", 1), "it ended the process with code 1, before the file"),
+        (Run([], "", 1), "it ended the process with code 1, before the file"),
         (
-            Ran([["begun"]], "", -9),
+            Run([["begun"]], "", -9),
             "its process was ended by SIGKILL, while the",
         ),
         (
-            Ran(messages()[:3], "", -11),
+            Run(messages()[:3], "", -11),
             "its process was ended by SIGSEGV, on x (2, 3",
         ),
         (
-            Ran(messages()[:2], "", None),
+            Run(messages()[:2], "", None),
             "it did not end within 20 s: it was ended on x",
         ),
         (
-            Ran(messages()[:2], "", -signal.SIGXCPU),
+            Run(messages()[:2], "", -signal.SIGXCPU),
             "it computed for more than 2 s: it was ended on x",
         ),
-        (Ran(messages()[:-1], "", 0), "it ended the process with code 0, on x"),
+        (Run(messages()[:-1], "", 0), "it ended the process with code 0, on x"),
     ],
 )
-def test_the_report_says_how_it_ended(ran, message):
-    report = reported("softmax", ran, "en", 2)
+def test_the_report_says_how_it_ended(run, message):
+    report = report_on("softmax", run, "en", 2)
     assert not report.passed and report.error.en.startswith(message)
 
 
@@ -330,9 +426,9 @@ def test_what_it_sends_may_be_anything():
     for sent in (b'["begun"', b"\xff\0", b"[" * 10_000, b""):
         writer.send_bytes(b'["begun"]')
         writer.send_bytes(sent)
-        assert [*process._received(reader)] == [["begun"]]
+        assert [*process._receive(reader)] == [["begun"]]
     writer.close()
-    assert [*process._received(reader)] == []
+    assert [*process._receive(reader)] == []
 
 
 # -------------------------------------------------------------- the command
@@ -341,19 +437,21 @@ def test_what_it_sends_may_be_anything():
 def test_a_run_ends_with_0_if_all_properties_hold_and_with_1_if_not(
     tmp_path, monkeypatch, capsys
 ):
-    here(monkeypatch)
-    right = written(tmp_path, RIGHT)
+    run_in_this_process(monkeypatch)
+    right = write(tmp_path, RIGHT)
     output = main(["check", "softmax", str(right), "--lang", "en"])
     assert output.startswith("softmax: all 8 properties hold.")
-    wrong = written(tmp_path, RIGHT.replace("return", "return 2 *"))
+    assert "It avoids 38 known mistakes, such as:\n" in output
+    assert output.endswith("\nNext in the course: attnref check sdpa --stub")
+    wrong = write(tmp_path, RIGHT.replace("return", "return 2 *"))
     for words in (
         ["check", "softmax", wrong],
         ["check", "softmax", "--json", wrong],
     ):
         monkeypatch.setattr(sys, "argv", ["attnref", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as end:
             command()
-        assert ended.value.code == 1
+        assert end.value.code == 1
     text, _, output = capsys.readouterr().out.partition("\n{\n")
     assert "softmax: 6 of 8 properties do not hold." in text
     assert json.loads(f"{{{output}")["passed"] is False
@@ -361,7 +459,7 @@ def test_a_run_ends_with_0_if_all_properties_hold_and_with_1_if_not(
 
 def test_the_lines_of_a_textbook_are_right_but_for_an_edge_case(tmp_path):
     """A softmax over no key at all is NaN; nothing else is wrong."""
-    file = written(
+    file = write(
         tmp_path,
         "def sdpa(q, k, v, mask=None, scale=None):\n"
         "    s = q @ k.mT * (scale or q.shape[-1] ** -0.5)\n"
@@ -393,9 +491,9 @@ def test_the_lines_of_a_textbook_are_right_but_for_an_edge_case(tmp_path):
     ],
 )
 def test_what_is_wrong_with_the_command_ends_with_2(words, message, capsys):
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as end:
         main(["check", *words.split()])
-    assert ended.value.code == 2
+    assert end.value.code == 2
     assert message in capsys.readouterr().err
 
 
@@ -405,12 +503,18 @@ def test_a_stub_is_written_and_never_over_a_file(tmp_path, monkeypatch, capsys):
     assert main(["check", "gqa", "--stub", "mine.py"]).startswith("mine.py: ")
     text = Path("mine.py").read_text(encoding="utf-8")
     assert main(["check", "gqa", "--stub", "-", "--lang", "en"]) + "\n" == text
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as end:
         main(["check", "gqa", "--stub", "mine.py"])
-    assert ended.value.code == 2
-    assert "mine.py already exists" in capsys.readouterr().err
+    assert end.value.code == 2
+    assert "mine.py already exists; --force overwr" in capsys.readouterr().err
     assert Path("mine.py").read_text(encoding="utf-8") == text
-    here(monkeypatch)
+    write(tmp_path, "not a stub")
+    main(["check", "gqa", "--stub", "mine.py", "--force", "--lang", "en"])
+    assert Path("mine.py").read_text(encoding="utf-8") == text
+    with pytest.raises(SystemExit):  # which overwrites no solution
+        main(["check", "gqa", "mine.py", "--force"])
+    assert "--force goes with --stub" in capsys.readouterr().err
+    run_in_this_process(monkeypatch)
     with pytest.raises(SystemExit):
         main(["check", "gqa", "mine.py", "--lang", "zh"])
     assert capsys.readouterr().out.startswith("gqa: 还没有写\n  mine.py:")
@@ -439,8 +543,8 @@ def test_the_language_is_that_of_the_locale(env, title, monkeypatch):
 
 
 def test_colour_is_for_terminals_alone(tmp_path, monkeypatch):
-    here(monkeypatch)
-    words = ["check", "softmax", str(written(tmp_path, RIGHT))]
+    run_in_this_process(monkeypatch)
+    words = ["check", "softmax", str(write(tmp_path, RIGHT))]
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\033[" not in main(words)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -451,14 +555,14 @@ def test_colour_is_for_terminals_alone(tmp_path, monkeypatch):
 
 def test_a_reader_who_leaves_early_is_no_error(tmp_path, monkeypatch):
     """`attnref check gqa gqa.py | head`: as with the other commands."""
-    here(monkeypatch)
+    run_in_this_process(monkeypatch)
     file = tmp_path / "gqa.py"
     file.write_text("gqa = None", encoding="utf-8")
 
-    def closed(*_, **__):
+    def fail(*_, **__):
         raise BrokenPipeError
 
-    monkeypatch.setattr("builtins.print", closed)
+    monkeypatch.setattr("builtins.print", fail)
     with pytest.raises(BrokenPipeError):
         main(["check", "gqa", str(file)])
 
@@ -467,20 +571,18 @@ def test_a_reader_who_leaves_early_is_no_error(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_checked_at_once_with_points(tmp_path, monkeypatch, capsys):
-    here(monkeypatch)
-    written(tmp_path, RIGHT, "softmax.py")
+    run_in_this_process(monkeypatch)
+    write(tmp_path, RIGHT, "softmax.py")
     (tmp_path / "ann").mkdir()
-    written(
-        tmp_path / "ann", RIGHT.replace(".nan_to_num()", ""), "SoftMax_2.py"
-    )
-    written(tmp_path, "def online_softmax(x): 1", "online_softmax.py")
-    written(tmp_path, "1 / 0", "softmaxes.py")
+    write(tmp_path / "ann", RIGHT.replace(".nan_to_num()", ""), "SoftMax_2.py")
+    write(tmp_path, "def online_softmax(x): 1", "online_softmax.py")
+    write(tmp_path, "1 / 0", "softmaxes.py")
     with pytest.raises(SystemExit):
         main(["check", str(tmp_path), "--lang", "en"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:2] == ["ann/SoftMax_2.py", "7/8"]
     assert catalogue()["empty-row-nan"].title.en in lines[0]
-    assert lines[1].split()[:2] == ["online_softmax.py", "0/8"]
+    assert lines[1].split()[:2] == ["online_softmax.py", "0/9"]
     assert "cannot be called as online_softmax(x, chunk)" in lines[1]
     assert lines[2].split() == ["softmax.py", "8/8"]
     assert lines[3].startswith("softmaxes.py   ")
@@ -502,9 +604,9 @@ def test_a_folder_is_checked_at_once_with_points(tmp_path, monkeypatch, capsys):
     assert rows[0]["why"] == catalogue()["empty-row-nan"].title.zh
     assert rows[3]["file"] == "softmaxes.py" and "没有检查" in rows[3]["why"]
     (tmp_path / "none").mkdir()
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as end:
         main(["check", str(tmp_path / "none")])
-    assert ended.value.code == 2
+    assert end.value.code == 2
 
 
 @pytest.mark.parametrize(
@@ -514,11 +616,11 @@ def test_a_folder_is_given_as_people_type_it(
     tmp_path, monkeypatch, capsys, folder
 ):
     """From another folder, from within, by a link; files may be links too."""
-    here(monkeypatch)
+    run_in_this_process(monkeypatch)
     theirs = tmp_path / "submissions"
     theirs.mkdir()
-    written(theirs, RIGHT, "softmax.py")
-    written(tmp_path, RIGHT, "elsewhere.py")
+    write(theirs, RIGHT, "softmax.py")
+    write(tmp_path, RIGHT, "elsewhere.py")
     (theirs / "softmax_ann.py").symlink_to(tmp_path / "elsewhere.py")
     (tmp_path / "link").symlink_to(theirs)
     within = folder in (".", "../submissions")
@@ -536,11 +638,11 @@ def test_no_file_of_a_folder_is_left_out_in_silence(
     tmp_path, monkeypatch, capsys
 ):
     """Not a second download, nor one that is named otherwise."""
-    here(monkeypatch)
+    run_in_this_process(monkeypatch)
     for name in ("Softmax (1).py", "attention.py", "softmax.ipynb.py"):
-        written(tmp_path, RIGHT, name)
+        write(tmp_path, RIGHT, name)
     (tmp_path / ".ipynb_checkpoints").mkdir()
-    written(tmp_path / ".ipynb_checkpoints", RIGHT, "softmax-checkpoint.py")
+    write(tmp_path / ".ipynb_checkpoints", RIGHT, "softmax-checkpoint.py")
     monkeypatch.chdir(tmp_path)
     texts = {"en": "not checked: its name does not", "zh": "没有检查：文件名"}
     for language, words in texts.items():
@@ -556,7 +658,7 @@ def test_no_file_of_a_folder_is_left_out_in_silence(
 
 def test_a_notebook_is_read_for_what_the_exercise_asks(tmp_path, monkeypatch):
     """And not run: its magics, its training, its plots."""
-    here(monkeypatch)
+    run_in_this_process(monkeypatch)
     cells = [
         "%pip install torch\nimport torch\nimport nowhere",
         "fill = 0.0\nx.shape?\ntorch.softmax??\nfiles = !ls",
@@ -568,20 +670,20 @@ def test_a_notebook_is_read_for_what_the_exercise_asks(tmp_path, monkeypatch):
     ]
     code = [{"cell_type": "code", "source": c.splitlines(True)} for c in cells]
     result = [{"cell_type": "markdown", "source": ["# softmax"]}, *code]
-    path = written(tmp_path, json.dumps({"cells": result}), "mine.ipynb")
+    path = write(tmp_path, json.dumps({"cells": result}), "mine.ipynb")
     assert main(["check", "softmax", str(path)])
     code[6]["source"] = ["def filled(x):\n", "    raise KeyError\n"]
-    path = written(tmp_path, json.dumps({"cells": result}), "mine.ipynb")
+    path = write(tmp_path, json.dumps({"cells": result}), "mine.ipynb")
     result = check("softmax", vars(module_of(str(path), ["softmax"])))
     assert result.where[-1] == "mine.ipynb:21: raise KeyError"
 
 
 def test_a_file_is_checked_again_when_it_changes(tmp_path, monkeypatch, capsys):
-    here(monkeypatch)
-    path = written(tmp_path, RIGHT.replace("return", "return 2 *"))
+    run_in_this_process(monkeypatch)
+    path = write(tmp_path, RIGHT.replace("return", "return 2 *"))
     looks = []
 
-    def slept(_):
+    def sleep(_):
         looks.append(path.stat().st_mtime_ns)
         if len(looks) == 2:
             path.write_text(RIGHT)
@@ -589,7 +691,7 @@ def test_a_file_is_checked_again_when_it_changes(tmp_path, monkeypatch, capsys):
         if len(looks) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(program.time, "sleep", slept)
+    monkeypatch.setattr(program.time, "sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
         main(["check", "softmax", str(path), "--watch", "--lang", "en"])
     lines = capsys.readouterr().out.splitlines()
@@ -598,10 +700,10 @@ def test_a_file_is_checked_again_when_it_changes(tmp_path, monkeypatch, capsys):
 
 
 def test_the_lines_of_a_mistake_come_on_demand(tmp_path, monkeypatch, capsys):
-    here(monkeypatch)
+    run_in_this_process(monkeypatch)
     mistake = catalogue()["empty-row-nan"]
     wrong = mistake.variants[0][0].diff[0]
-    path = written(tmp_path, RIGHT.replace(".nan_to_num()", ""))
+    path = write(tmp_path, RIGHT.replace(".nan_to_num()", ""))
     for more in ([], ["--show"]):
         with pytest.raises(SystemExit):
             main(["check", "softmax", str(path), "--lang", "en", *more])
@@ -610,9 +712,9 @@ def test_the_lines_of_a_mistake_come_on_demand(tmp_path, monkeypatch, capsys):
         assert (wrong in text) == bool(more)
     text = main(["check", "--explain", mistake.id, "--lang", "zh"])
     assert text.startswith(mistake.title.zh) and wrong in text
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as end:
         main(["check", "--explain", "empty-row"])
-    assert ended.value.code == 2
+    assert end.value.code == 2
     assert "no mistake 'empty-row'; did you mean" in capsys.readouterr().err
 
 
@@ -633,9 +735,9 @@ def test_an_entry_is_where_the_site_is_or_where_it_is_installed(monkeypatch):
 def test_half_a_character_in_an_error_is_given_by_its_number(tmp_path):
     """No terminal can print it, and one file must not cost a class its
     points."""
-    written(tmp_path, RIGHT, "softmax.py")
+    write(tmp_path, RIGHT, "softmax.py")
     text = 'def softmax(x, dim=-1):\n    raise ValueError("\\ud800")\n'
-    written(tmp_path, text, "softmax_ann.py")
+    write(tmp_path, text, "softmax_ann.py")
     words = [sys.executable, "-m", "attnref", "check", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     lines = done.stdout.splitlines()

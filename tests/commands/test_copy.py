@@ -25,7 +25,7 @@ from tests.kit.layers import T, tokens
 from tests.variants import VARIANTS, variant
 
 
-def copied():
+def names_by_file():
     """The public names by the copied file that is tested for each: that of
     their own file; a loop form, which no such file holds, has one of its own.
     """
@@ -40,7 +40,7 @@ def copied():
 def files(tmp_path_factory):
     """The copy of each file, of each public name, and of all together."""
     folder = tmp_path_factory.mktemp("copies")
-    named = copied() | {f"a_{name}": [name] for name in attnref.__all__}
+    named = names_by_file() | {f"a_{name}": [name] for name in attnref.__all__}
     for stem, names in (named | {"everything": attnref.__all__}).items():
         text = copy.one_file(names)
         (folder / f"{stem}.py").write_text(text, encoding="utf-8")
@@ -53,7 +53,7 @@ def test_every_public_name_can_be_copied_with_all_of_its_file():
     assert sorted(copy.public()) == sorted(attnref.__all__)
     for name, module in copy.public().items():
         assert getattr(attnref, name).__module__ == f"attnref.{module}"
-    needed = {(d.module, d.name) for d in copy.needed(attnref.__all__)}
+    needed = {(d.module, d.name) for d in copy.definitions_for(attnref.__all__)}
     for module in {*copy.public().values()}:
         for name in copy.read(module).definitions:
             assert (module, name) in needed, f"no public name needs {name}"
@@ -67,13 +67,13 @@ def test_each_copy_runs_without_the_package(files, stems):
     paths = [files / f"{stem}.py" for stem in some]
     if stems == "all":
         paths = sorted(files.glob("*.py"))
-        assert len(paths) == len(attnref.__all__) + len(copied()) + 1
+        assert len(paths) == len(attnref.__all__) + len(names_by_file()) + 1
     tried = json.loads(in_a_fresh_interpreter(files, ALONE, *paths))
     assert [*tried] == [path.stem for path in paths]
     assert tried["a_softmax"] > 0
     assert tried["everything"] == sum(
         len(re.findall(r"^ *>>> ", d.text, re.M))
-        for d in copy.needed(attnref.__all__)
+        for d in copy.definitions_for(attnref.__all__)
         if ">>> from attnref" not in d.text
     )
 
@@ -125,7 +125,7 @@ def ours():
     homes = {}
     for path in (ROOT / "attnref").rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        if not {"commands", "check", "__init__"} & {*parts}:
+        if not {"commands", "judge", "__init__"} & {*parts}:
             name = ".".join(parts)
             tree = ast.parse(path.read_text(encoding="utf-8"))
             for node in defined(tree).values():
@@ -160,7 +160,7 @@ def test_a_copy_is_the_code_of_the_package_and_nothing_beside(files, ours):
             hidden = used[name] & vars(builtins).keys() & copies.keys()
             assert hidden <= package.keys(), (path.name, name, hidden)
         public = path.stem.removeprefix("a_")
-        needs = {*(copied() | everything).get(path.stem, [public])}
+        needs = {*(names_by_file() | everything).get(path.stem, [public])}
         while more := {w for n in needs for w in used[n]} & home.keys() - needs:
             needs |= more
         assert needs == {*definitions}, path
@@ -257,6 +257,28 @@ def test_files_in_one_folder_work_together(files, tmp_path):
             assert torch.equal(full, want), (kind, rule)
             for out in cached:
                 assert relative_error(out, want) <= 1e-12, (kind, rule)
+
+
+EXPORTED = """
+import torch
+from gated_delta import GatedDeltaNet
+
+torch.manual_seed(0)
+sizes = {"n_heads": 3, "n_v_heads": 6, "key_dim": 5, "value_dim": 7}
+layer = GatedDeltaNet(d_model=11, **sizes).double().requires_grad_(False)
+x = torch.randn(3, 130, 11).double()
+length = {"x": {1: torch.export.Dim("T", min=1, max=3000)}}
+program = torch.export.export(layer, (x,), dynamic_shapes=length)
+for n in (1, 63, 64, 65, 200):
+    x = torch.randn(3, n, 11).double()
+    got, want = program.module()(x), layer(x)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
+"""
+
+
+def test_a_copied_recurrent_layer_is_exported_for_any_length(files):
+    code = f"import sys; sys.path.insert(0, '.')\n{EXPORTED}"
+    in_a_fresh_interpreter(files, code)
 
 
 def test_a_folder_may_have_any_name_and_stand_anywhere(tmp_path):
@@ -416,7 +438,7 @@ def test_the_header_says_how_to_make_the_same():
     names = ["sampled", *copy.files()["mla"], "softmax"]
     for args, words in (
         (names, ["mla.py", "sampled", "softmax"]),
-        (attnref.__all__, [*copied()]),
+        (attnref.__all__, [*names_by_file()]),
     ):
         text = copy.one_file(args)
         made = text.split("Made by: python -m attnref copy --full ")[1].split(

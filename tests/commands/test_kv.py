@@ -5,10 +5,13 @@ import re
 import shlex
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 
 import pytest
 
 from attnref.__main__ import main
+from attnref.commands.kv import a_rate
+from attnref.numbers.engines import allocated
 from attnref.numbers.kv_memory import (
     DTYPES,
     Storage,
@@ -56,9 +59,9 @@ def test_a_command_on_a_page_prints_what_stands_below_it(path):
 
 def test_it_runs_as_a_program():
     command = [sys.executable, "-m", "attnref", "kv", "--model", "gpt2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "GPT-2 small" in done.stdout and "144 MiB" in done.stdout
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "GPT-2 small" in process.stdout and "144 MiB" in process.stdout
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,18 +72,19 @@ def test_json_holds_what_the_package_computes(dtype):
     )
     result = json.loads(text)
     for name, row in zip(("gpt-oss-120b", "kimi-k3"), result, strict=True):
-        model, how = find_model(name), {"dtype": dtype, "ranks": 2}
+        model, options = find_model(name), {"dtype": dtype, "ranks": 2}
         assert row["id"] == name
         assert row["kv_bytes"] == {
-            str(t): kv_bytes(model, t, batch=3, **how) for t in (131_072, 1000)
+            str(t): kv_bytes(model, t, batch=3, **options)
+            for t in (131_072, 1000)
         }
-        assert row["token_bytes"] == growth(model, **how)._asdict()
+        assert row["token_bytes"] == growth(model, **options)._asdict()
         assert row["state_bytes"] == state_bytes(model, ranks=2)
         assert row["longest_context"] == longest_context(
-            model, 20 * GIB, batch=3, **how
+            model, 20 * GIB, batch=3, **options
         )
         assert row["largest_batch"]["1000"] == largest_batch(
-            model, 1000, 20 * GIB, **how
+            model, 1000, 20 * GIB, **options
         )
         assert list(row["sources"].values()) == [s.url for s in model.sources]
 
@@ -122,10 +126,10 @@ def test_one_model_is_described_with_its_layers():
 
 
 def test_the_arguments_stand_above_the_numbers():
-    how = "--batch 8 --dtype int8 --scale 16/32 --ranks 2"
+    options = "--batch 8 --dtype int8 --scale 16/32 --ranks 2"
     line = "8 sequences, 8 bits, scale 16/32, on each of 2 devices:"
     for names in ("gpt2", "gpt2 falcon-7b"):
-        assert line in kv(f"--model {names} {how}").splitlines()
+        assert line in kv(f"--model {names} {options}").splitlines()
 
 
 @pytest.mark.parametrize(
@@ -151,6 +155,23 @@ def test_what_every_device_has_is_named():
         assert lines == ([f"replicated: {words}"] if words else [])
     rows = json.loads(kv("--model deepseek-v3 --ranks 8 --json"))
     assert rows[0]["replicated"] == {"latent": 8}
+
+
+@pytest.mark.parametrize(
+    ("args", "ways"),
+    [
+        ("llama-3.1-8b", {"ring": 470_680_392, "ulysses": 294_519_624}),
+        ("deepseek-v3", {"ring": 133_038_920}),
+        ("llama-3.1-8b --dp-attention", None),
+        ("gpt2", {"ring": 353_239_880}),  # 12 heads do not fit 8 devices
+    ],
+)
+def test_what_long_texts_on_several_devices_send_is_said(args, ways):
+    text = f"--model {args} --ranks 8 --tokens 32K 128K"
+    (row,) = json.loads(kv(f"{text} --json"))
+    assert row.get("sent_bytes") == ways
+    line = "split by tokens, each device sends in a layer, for 131,072 tokens:"
+    assert (line in kv(text)) == bool(ways)
 
 
 def test_gigabytes_are_what_a_page_and_the_help_say():
@@ -199,26 +220,26 @@ def test_several_models_have_a_line_each():
 
 
 @pytest.mark.parametrize(
-    ("args", "needed"),
+    ("args", "weights"),
     [
         ("--weights 672GB --ranks 8", 84 * 10**9),
         ("--weights fp8 --ranks 8", 671 * 10**9 // 8),
         ("--weights 100GB", 100 * 10**9),
     ],
 )
-def test_weights_that_do_not_fit_are_reported_with_the_numbers(args, needed):
+def test_weights_that_do_not_fit_are_reported_with_the_numbers(args, weights):
     message = (
-        f"the weights need {size(needed)} of {size(72 * 10**9)} per device: "
+        f"the weights need {size(weights)} of {size(72 * 10**9)} per device: "
         "no cache fits"
     )
-    alone = kv(f"--model deepseek-v3 {args} --tokens 32K --budget 72GB")
-    assert message in alone.splitlines()
-    assert "longest context in" not in alone
-    rows = words(alone)
+    single = kv(f"--model deepseek-v3 {args} --tokens 32K --budget 72GB")
+    assert message in single.splitlines()
+    assert "longest context in" not in single
+    rows = words(single)
     assert rows[rows.index(message) - 1].endswith(" 0")
-    both = kv(f"--model deepseek-v3 deepseek-v2-lite {args} --budget 72GB")
-    assert f"deepseek-v3: {message}" in both.splitlines()
-    assert "deepseek-v3 nothing 0 0 0 0 0" in words(both)
+    several = kv(f"--model deepseek-v3 deepseek-v2-lite {args} --budget 72GB")
+    assert f"deepseek-v3: {message}" in several.splitlines()
+    assert "deepseek-v3 nothing 0 0 0 0 0" in words(several)
 
 
 def test_what_weights_leave_is_for_the_cache():
@@ -244,10 +265,8 @@ def test_what_weights_leave_is_for_the_cache():
 def test_a_dtype_of_weights_is_that_of_all_published_parameters():
     args = "--budget 2TiB --tokens 1 --json --weights"
     for dtype, storage in DTYPES.items():
-        known = [m for m in models().values() if m.params]
-        for row in json.loads(
-            kv(f"--model {' '.join(m.id for m in known)} {args} {dtype}")
-        ):
+        ids = " ".join(m.id for m in models().values() if m.params)
+        for row in json.loads(kv(f"--model {ids} {args} {dtype}")):
             model = find_model(row["id"])
             assert row["weight_bytes"] == -(-model.params * storage.bits // 8)
             assert row["left_bytes"] == 2**41 - row["weight_bytes"]
@@ -256,10 +275,10 @@ def test_a_dtype_of_weights_is_that_of_all_published_parameters():
 
 
 def test_what_is_known_of_some_models_only_keeps_back_no_other():
-    shipped = [m.id for m in models().values() if m.shipped]
-    names = f"gpt2 {' '.join(shipped)} kimi-k3"
+    ids = [m.id for m in models().values() if m.shipped]
+    names = f"gpt2 {' '.join(ids)} kimi-k3"
     text = kv(f"--model {names} --tokens 4K --dtype shipped")
-    assert [line.split()[0] for line in text.splitlines()[2:-2]] == shipped
+    assert [line.split()[0] for line in text.splitlines()[2:-2]] == ids
     assert [line.split(";")[0] for line in text.splitlines()[-2:]] == [
         f"left out: no source says how kernels store the cache of {id}"
         for id in ("gpt2", "kimi-k3")
@@ -271,6 +290,15 @@ def test_what_is_known_of_some_models_only_keeps_back_no_other():
         "left out: no source gives the number of parameters of command-a"
         in text
     )
+
+
+@pytest.mark.parametrize("text", ["0.0", ".000", "0", "1.1", "90%"])
+def test_a_share_is_more_than_nothing_and_at_most_all(text, capsys):
+    budget = "--budget 80GiB --utilisation"
+    with pytest.raises(SystemExit):
+        kv(f"--model gpt2 {budget} {text}")
+    assert f"'{text}' is not a share such as 0.9" in capsys.readouterr().err
+    assert kv(f"--model gpt2 {budget} 1") == kv("--model gpt2 --budget 80GiB")
 
 
 @pytest.mark.parametrize(
@@ -289,6 +317,29 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
     (row,) = json.loads(kv(f"--model gpt2 --tokens 1 --budget '{text}' --json"))
     model = find_model("gpt2")
     assert row["largest_batch"]["1"] == largest_batch(model, 1, bytes_)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_names_without_an_option_get_one(language, capsys, tmp_path):
+    """The option is named if there is such a model or file."""
+    file = tmp_path / "config.json"
+    file.write_text("{}", "utf-8")
+    for names, option in (
+        ("gpt-oss-20b", "--model "),
+        ("gpt2 openai/GPT-2 llama-3.1-8b", "--model "),
+        (f"{file} {file}", "--config "),
+        ("zebra", ""),
+        ("lama-3.1-8b", ""),
+        (f"gpt2 {tmp_path}", ""),
+    ):
+        with pytest.raises(SystemExit) as end:
+            kv(f"{names} --lang {language}")
+        assert end.value.code == 2
+        error = capsys.readouterr().err
+        assert f"{option}{names}" in error
+        hint = {"en": "did you mean", "zh": "是不是想写"}[language]
+        refusal = {"en": "unrecognized arg", "zh": "没有这样的参数"}[language]
+        assert (hint in error, refusal in error) == (bool(option), not option)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +421,7 @@ def test_what_is_wrong_is_reported_and_ends_with_2(text, message, capsys):
     assert not {"is", "no", "not", "did", "of"} & {*words.split()}, last
 
 
-SHOWN = (
+COMMANDS = (
     "--model gemma-3-27b --budget 80GiB",
     "--model kimi-k3 --batch 8 --ranks 12 --dtype int8 --scale 16/32",
     "--model llama-3.1-8b deepseek-v3 command-a --budget 72GiB --weights fp8",
@@ -379,21 +430,21 @@ SHOWN = (
 )
 
 
-@pytest.mark.parametrize("text", SHOWN)
+@pytest.mark.parametrize("text", COMMANDS)
 def test_in_chinese_it_says_the_same_numbers(text, monkeypatch):
     """Of English, names are left: of models, sources, formats and libraries."""
     english, chinese = kv(text), kv(f"{text} --lang zh")
     numbers = [sorted(re.findall(NUMBER, x)) for x in (english, chinese)]
     assert numbers[0] == numbers[1]
-    left = {*re.findall(r"\b[a-z]+\b", chinese)} & {*ENGLISH.split()}
-    assert left == set()
+    foreign = {*re.findall(r"\b[a-z]+\b", chinese)} & {*ENGLISH.split()}
+    assert foreign == set()
     assert kv(f"{text} --lang zh --json") == kv(f"{text} --json")
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     assert kv(text) == chinese
 
 
 @pytest.mark.parametrize(
-    "family, more, ids",
+    "family, fields, ids",
     [
         ("kimi_k3", {}, "kimi-k3"),
         ("llama", {}, ""),
@@ -401,10 +452,10 @@ def test_in_chinese_it_says_the_same_numbers(text, monkeypatch):
     ],
 )
 def test_a_config_that_is_refused_leads_to_the_sizes(
-    family, more, ids, tmp_path, capsys
+    family, fields, ids, tmp_path, capsys
 ):
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({"model_type": family} | more))
+    file.write_text(json.dumps({"model_type": family} | fields))
     for language, hint in (("en", "; kv --model knows "), ("zh", "里有 ")):
         with pytest.raises(SystemExit):
             kv(f"--config {file} --lang {language}")
@@ -413,12 +464,12 @@ def test_a_config_that_is_refused_leads_to_the_sizes(
 
 
 def test_a_config_with_a_field_that_nobody_knows_has_its_bytes(tmp_path):
-    """What is not known of it, and what is not counted, stands below them."""
-    file, known = tmp_path / "config.json", find_model("deepseek-v4-flash")
-    config = configs()[known.id] | {"use_mystery": 1}
+    """The field, and what is not counted, are named below the numbers."""
+    file, model = tmp_path / "config.json", find_model("deepseek-v4-flash")
+    config = configs()[model.id] | {"use_mystery": 1}
     file.write_text(json.dumps(config))
     text = kv(f"--config {file} --tokens 128K")
-    assert f"131,072  {kv_bytes(known, 131_072):,}" in text
+    assert f"131,072  {kv_bytes(model, 131_072):,}" in text
     assert "without effect on bytes: use_mystery\n" in text
     assert "note: the state of the compressor is not counted\n" in text
     chinese = kv(f"--config {file} --tokens 128K --lang zh")
@@ -435,7 +486,7 @@ OF_8_BITS = {"num_bits": 8, "type": "float"}
 
 
 @pytest.mark.parametrize(
-    "quant, beside, dtype, message",
+    "quant, algorithm, dtype, message",
     [
         ({}, None, "bf16", "as the config has no kv_cache_scheme"),
         ({"kv_cache_scheme": None}, None, "bf16", "no kv_cache_scheme"),
@@ -452,12 +503,12 @@ OF_8_BITS = {"num_bits": 8, "type": "float"}
     ],
 )
 def test_a_config_says_the_format_of_its_cache(
-    quant, beside, dtype, message, tmp_path, capsys
+    quant, algorithm, dtype, message, tmp_path, capsys
 ):
-    """In an outer config too, whose text part stands inside."""
+    """A config of images too says it, around the config of its text model."""
     file = tmp_path / "config.json"
-    if beside:
-        text = json.dumps({"quantization": {"kv_cache_quant_algo": beside}})
+    if algorithm:
+        text = json.dumps({"quantization": {"kv_cache_quant_algo": algorithm}})
         (tmp_path / "hf_quant_config.json").write_text(text)
     for config in (LLAMA, {"model_type": "llava", "text_config": LLAMA}):
         file.write_text(json.dumps(config | {"quantization_config": quant}))
@@ -467,14 +518,14 @@ def test_a_config_says_the_format_of_its_cache(
             assert message in capsys.readouterr().err
         else:
             text = kv(f"--config {file} --tokens 10")
-            stored = 10 * 2 * 2 * 2 * 64 * DTYPES[dtype].bits // 8
-            assert f" {stored:,} " in text and message in text
+            size_in_bytes = 10 * 2 * 2 * 2 * 64 * DTYPES[dtype].bits // 8
+            assert f" {size_in_bytes:,} " in text and message in text
             assert f", {dtype}:" in text
             assert "缓存按" in kv(f"--config {file} --lang zh")
             several = kv(f"--config {file} --model gpt2")
             assert f"{file}: cache: " in several
-        asked = kv(f"--config {file} --tokens 10 --dtype fp32")
-        assert " 20,480 " in asked and "cache:" not in asked
+        explicit = kv(f"--config {file} --tokens 10 --dtype fp32")
+        assert " 20,480 " in explicit and "cache:" not in explicit
 
 
 def test_fp8_of_a_sparse_mla_is_that_of_its_kernels(tmp_path):
@@ -501,14 +552,61 @@ def test_blocks_and_a_prefix_are_counted_and_said():
         "--model llama-3.1-8b --tokens 1000 --batch 8 --block-size 16 "
         "--prefix 900 --budget 10GiB"
     )
-    stored = 8 * 1008 - 7 * 896  # tokens
-    assert f"1,000   {stored * 131_072:,}" in text
+    total = 8 * 1008 - 7 * 896  # tokens
+    assert f"1,000   {total * 131_072:,}" in text
     assert (
         "8 sequences, bf16, blocks of 16 tokens, the first 900 shared:" in text
     )
-    most = 1 + (10 * GIB - 1008 * 131_072) // (112 * 131_072)
-    assert f"  {most}\n" in text
+    limit = 1 + (10 * GIB - 1008 * 131_072) // (112 * 131_072)
+    assert f"  {limit}\n" in text
     chinese = kv("--model gpt2 --tokens 9 --block-size 4 --prefix 5 --lang zh")
     assert "每块 4 个 token，共用最前面的 5 个" in chinese
     with pytest.raises(SystemExit):
         kv("--model gpt2 --tokens 9 --prefix 9")
+
+
+@pytest.mark.parametrize(
+    "text, rate",
+    [
+        ("400Gb", 50 * 10**9),
+        ("400 Gb/s", 50 * 10**9),
+        ("50GB", 50 * 10**9),
+        ("1.6Tbps", 2 * 10**11),
+        ("400", None),
+        ("0Gb", None),
+        ("400GiB", None),
+    ],
+)
+def test_a_link_is_in_bits_or_bytes(text, rate):
+    if rate is None:
+        with pytest.raises(ArgumentTypeError, match="is not a rate"):
+            a_rate(text)
+    else:
+        assert a_rate(text) == rate
+
+
+def test_a_link_sends_what_each_device_has():
+    """128 KiB per token of Llama on two devices, 64 on each."""
+    model = ["kv", "--model", "llama-3.1-8b", "--tokens", "32K"]
+    [row] = json.loads(main([*model, "--tp", "2", "--link", "16Gb", "--json"]))
+    seconds = 32_768 * 64 * 1024 / (2 * 10**9)
+    assert row["transfer_seconds"] == {"32768": seconds}
+    text = main([*model, "--tp", "2", "--link", "16Gb", "--lang", "en"])
+    assert "sent in" in text and "1.07 s" in text
+    fast = main([*model, "--link", "400Gb", "--lang", "zh"])
+    assert "传输用时" in fast and "85.9 ms" in fast
+
+
+def test_an_engine_is_named_with_what_it_allocates():
+    args = ["kv", "--model", "qwen3.5-9b", "--tokens", "100", "--as"]
+    text = main([*args, "vllm", "--lang", "en"])
+    assert "as vllm allocates it, blocks of 528 tokens" in text
+    assert "reserved" not in text
+    [row] = json.loads(main([*args, "llama.cpp", "--json"]))
+    served, block = allocated(find_model("qwen3.5-9b"), "llama.cpp")
+    assert row["kv_bytes"] == {"100": kv_bytes(served, 100, block=block)}
+    more = [*args, "llama.cpp", "--draft-layers", "1", "--json"]
+    [drafts] = json.loads(main(more))
+    assert drafts["kv_bytes"]["100"] - row["kv_bytes"]["100"] == 256 * 4096
+    [narrow] = json.loads(main([*args, "vllm", "--block-size", "16", "--json"]))
+    assert narrow["block"] == 16

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from itertools import chain
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -23,9 +24,9 @@ import pytest
 
 import attnref
 from attnref.__main__ import command, main
-from attnref.check.vectors import write
-from attnref.check.words import wide
 from attnref.commands import match
+from attnref.judge.tasks import stub
+from attnref.judge.words import wide
 from attnref.released.record import sized
 from attnref.released.specs import configs, find_model, models
 from attnref.words import message, speaking
@@ -34,15 +35,19 @@ from tests.kit.pages import PAGES
 
 BUFFERED = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
 MODULE = [sys.executable, "-m", "attnref"]
-BLOCKED = """
+WITHOUT = """
 import json, sys
 
 class Blocked:
     def find_spec(self, name, *_):
-        if name.split(".")[0] == "torch":
-            raise ImportError(name)
+        if name.split(".")[0] in {modules!r}:
+            raise ModuleNotFoundError(name, name=name)
 
 sys.meta_path.insert(0, Blocked())
+"""
+BLOCKED = (
+    WITHOUT.format(modules=["torch"])
+    + """
 import attnref
 from attnref.__main__ import main
 print(json.dumps([main(words) for words in json.loads(sys.argv[1])]))
@@ -53,6 +58,7 @@ except ImportError as error:
 else:
     raise SystemExit("torch is not blocked")
 """
+)
 
 
 def run(*words, **how):
@@ -91,6 +97,44 @@ def test_every_command_runs_without_torch(tmp_path):
     assert json.loads(done.stdout) == [main(words) for words in calls]
 
 
+LACKS = {
+    "copy --config config.json": "jinja2",
+    "diff config.json llama-3.1-8b": "torch",
+    "check gqa my_gqa.py": "torch",
+    "vectors answers": "torch",
+    "vectors answers gqa": "safetensors",
+    "match answers/gqa.safetensors mine.npy": "torch",
+}
+
+
+@pytest.mark.parametrize(("command", "module"), LACKS.items())
+def test_what_is_not_installed_is_named_in_a_line(command, module, tmp_path):
+    """Installed with --no-deps, the package has neither torch nor what torch
+    brings, jinja2; and safetensors it never brings."""
+    (tmp_path / "config.json").write_text(json.dumps(configs()["qwen3-8b"]))
+    (tmp_path / "my_gqa.py").write_text(stub("gqa", "en"))
+    np.save(tmp_path / "mine.npy", np.zeros(3))
+    code = WITHOUT.format(modules=[module]) + (
+        "from attnref.__main__ import main; main(sys.argv[1:])"
+    )
+    answers = command.startswith(("vectors", "match"))
+    package = '"attnref[vectors]"' if answers else module
+    for language, need in {"en": "it needs", "zh": "还缺"}.items():
+        words = [*command.split(), "--lang", language]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=tmp_path,
+            env=BUFFERED | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 2 and not done.stdout
+        assert re.fullmatch(rf"attnref {words[0]}: .*", line)
+        assert f"{need} {module}" in line
+        assert line.endswith(f"pip install {package}")
+
+
 def test_the_console_command_is_the_module():
     """Usage shows what was typed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -112,50 +156,93 @@ def test_the_console_command_is_the_module():
         assert (done.returncode, output) == (ours.returncode, short)
 
 
-def printed():
-    """What READMEs and pages tell one to type, in words, each once."""
-    for path in (ROOT / "README.md", ROOT / "README.zh.md", *PAGES):
-        text = path.read_text("utf-8").replace("\\\n", "")
-        for block in re.findall(r"^ *```bash\n(.*?)^ *```$", text, DEEP):
-            for line in block.splitlines():
-                yield tuple(shlex.split(line, comments=True))
+def printed(path):
+    """What a README or a page tells one to type, in words."""
+    text = path.read_text("utf-8").replace("\\\n", "")
+    for block in re.findall(r"^ *```bash\n(.*?)^ *```$", text, DEEP):
+        for line in block.splitlines():
+            yield tuple(shlex.split(line, comments=True))
 
 
 DEEP = re.MULTILINE | re.DOTALL
-PRINTED = [*dict.fromkeys(printed())]
-WAYS = ("attnref",), ("python", "-m", "attnref")
-CALLS = dict.fromkeys(
-    words[len(way) :]
-    for words in PRINTED
-    for way in WAYS
-    if words[: len(way)] == way
+READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
+PRINTED = {
+    path.relative_to(ROOT).as_posix(): [*printed(path)]
+    for path in (*READMES, *PAGES)
+}
+WAYS = (
+    ("attnref",),
+    ("python", "-m", "attnref"),
+    ("uvx", "--torch-backend", "cpu", "attnref"),
+    ("pipx", "run", "attnref"),
 )
+CALLS = {
+    path: [
+        words[len(way) :]
+        for words in lines
+        for way in WAYS
+        if words[: len(way)] == way
+    ]
+    for path, lines in PRINTED.items()
+}
 
 
-@pytest.mark.parametrize("words", CALLS, ids=" ".join)
-def test_a_command_that_is_printed_works(words, tmp_path, monkeypatch, capsys):
-    """In a folder that holds what one has by then: a model's config, solutions
-    of exercises, and an output with the answers that it is compared with."""
+def test_both_languages_print_the_same_commands():
+    twins = {"README.md": "README.zh.md"}
+    for path, calls in CALLS.items():
+        if path in twins or path.startswith("docs/en/"):
+            twin = twins.get(path, path.replace("docs/en/", "docs/zh/"))
+            typed = " ".join(map(" ".join, CALLS[twin]))
+            assert typed.replace(" --lang zh", "") == " ".join(
+                map(" ".join, calls)
+            )
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """The known answers take a while: those of the first who asks."""
+    return tmp_path_factory.mktemp("typed") / "answers"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p, calls in CALLS.items() if calls and "zh" not in p]
+)
+def test_the_commands_of_a_page_work_in_order_in_one_empty_folder(
+    path, tmp_path, monkeypatch, capsys, answers
+):
+    """But for a model's config, and what a reader makes meanwhile: the solution
+    of an exercise, in the file to fill in, and the output of a port."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["attnref", *words])
-    (tmp_path / "config.json").write_text(json.dumps(configs()["qwen3-8b"]))
-    if words[0] == "check" and "--stub" not in words:
-        solution = (ROOT / "tests/check/solutions/einsum.py").read_text()
-        cell = {"cell_type": "code", "source": solution}
-        for name in ("gqa.py", "mha.py"):
-            (tmp_path / name).write_text(solution)
-        (tmp_path / "gqa.ipynb").write_text(json.dumps({"cells": [cell]}))
-    if words[0] == "match":
-        write(tmp_path / "answers", ["gqa"])
-        tensors, _ = match.read(tmp_path / "answers" / "gqa.safetensors")
-        np.save(tmp_path / "mine.npy", tensors["output"].numpy())
+    Path("config.json").write_text(json.dumps(configs()["qwen3-8b"]))
     ctrl_c = Mock(side_effect=KeyboardInterrupt)  # which ends --watch
     monkeypatch.setattr("time.sleep", ctrl_c)
-    ended = command()
-    assert ended == (130 if "--watch" in words else 0)
-    assert capsys.readouterr().out.strip()
-    for flag in {"-o", "--folder"}.intersection(words):
-        assert (tmp_path / words[words.index(flag) + 1]).exists()
+    solution = (ROOT / "tests/check/solutions/einsum.py").read_text()
+    cell = {"cell_type": "code", "source": solution}
+    for words in CALLS[path]:
+        if words[0] == "match":
+            tensors, _ = match.read(Path("answers/gqa.safetensors"))
+            np.save("mine.npy", tensors["output"].numpy())
+        if words == ("vectors", "answers") and answers.exists():
+            shutil.copytree(answers, "answers")
+            continue
+        written = {x.name for x in tmp_path.iterdir()}
+        monkeypatch.setattr(sys, "argv", ["attnref", *words])
+        if words[0] == "diff":  # these models differ
+            with pytest.raises(SystemExit, match=r"^1$"):
+                command()
+        else:
+            assert command() == (130 if "--watch" in words else 0), words
+        assert capsys.readouterr().out.strip()
+        for flag in {"-o", "--folder", "--stub"}.intersection(words):
+            name = words[words.index(flag) + 1]
+            assert Path(name).exists() and name not in written, words
+            if flag == "--stub" and words[0] == "check":
+                assert Path(name).read_text() == stub(words[1], "en")
+                Path(name).write_text(solution)
+                notebook = Path(name).with_suffix(".ipynb")
+                notebook.write_text(json.dumps({"cells": [cell]}))
+        if words == ("vectors", "answers"):
+            shutil.copytree("answers", answers)
 
 
 def test_what_else_is_printed_is_there_to_be_typed():
@@ -165,13 +252,14 @@ def test_what_else_is_printed_is_there_to_be_typed():
     )
     pins = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     programs = set()
-    for program, *words in PRINTED:
+    for program, *words in chain(*PRINTED.values()):
         programs.add(program)
         if program == "make":
             assert words[0] in targets
         for word in words:
             assert "==" not in word or word in pins
-    assert programs == {"attnref", "python", "pip", "make", "mkdocs"}
+    typed = {"attnref", "python", "pip", "make", "mkdocs", "pytest"}
+    assert programs == typed | {"uvx", "pipx"}
     for path in (ROOT / "CONTRIBUTING.md", *ROOT.glob("README*.md"), *PAGES):
         named = r"(?:`|^ {4})make ([\w-]+)"
         names = re.findall(named, path.read_text("utf-8"), re.M)
@@ -189,9 +277,11 @@ def test_alone_it_tells_its_commands_a_line_each():
     assert [x.split()[0] for x in lines if x[:4] == "    "] == [
         "kv",
         "copy",
+        "diff",
         "check",
         "vectors",
         "match",
+        "conform",
     ]
     assert run("--version").stdout == f"attnref {attnref.__version__}\n"
 
@@ -307,7 +397,8 @@ def test_each_message_of_a_command_has_chinese():
 
 
 @pytest.mark.parametrize(
-    "command", ["", "kv", "copy", "check", "vectors", "match"]
+    "command",
+    ["", "kv", "copy", "diff", "check", "vectors", "match", "conform"],
 )
 def test_help_is_in_the_language_of_the_command(capsys, command):
     """argparse cuts seven letters off its usage, and prints the rest again."""
@@ -324,7 +415,7 @@ def test_what_can_be_copied_is_listed_in_chinese():
     plain, *parts = main(["copy", "--list", "--lang", "zh"]).split("\n\n")
     assert all(re.search("[一-鿿]", line) for line in plain.splitlines())
     heads = [part.split("\n")[0].split()[1:] for part in parts]
-    assert heads == [["行数", "包含的名字"], ["行数", "定义在哪里"]]
+    assert heads == [["行数", "包含的名字"], ["行数", "定义位置"]]
 
 
 def test_threads_that_overlap_speak_their_own_languages():
@@ -364,9 +455,9 @@ def test_an_error_is_in_the_language_of_the_command(capsys):
         ("kv --lang zh --model lama3", "没有模型 'lama3'，是不是 "),
         ("kv --model lama3", "there is no model 'lama3'; did you mean "),
         ("check gpa --lang zh", "没有练习 'gpa'，是不是 gqa"),
-        ("check --list gqa --lang zh", "--list 不接练习"),
-        ("copy --list gqa --lang zh", "--list 不接名字，它列出全部"),
-        ("copy --lang zh", "要给出一个或多个名字，--list 列出全部"),
+        ("check --list gqa --lang zh", "--list 后面不用写练习名"),
+        ("copy --list gqa --lang zh", "--list 后面不用写名字，它列出全部"),
+        ("copy --lang zh", "请写出一个或多个名字，--list 列出全部"),
     ):
         with pytest.raises(SystemExit):
             main(words.split())
@@ -400,9 +491,10 @@ def test_kv_loads_little_of_the_package_and_nothing_of_others():
     assert roots <= {*sys.stdlib_module_names}
     rooms = {name.split(".")[1] for name in ours if "." in name}
     assert not rooms & {"caches", "layers"}
-    assert "attnref.released.configured" not in ours
+    asked = {"attnref.released.configured", "attnref.numbers.ranks"}
+    assert not asked & ours
     assert {name for name in ours if name.startswith("attnref.core.")} == {
         "attnref.core.checks"
     }
-    # On Python 3.11 they are 25 and 110.
-    assert len(ours) <= 25 and len(loaded - ours) <= 150, sorted(loaded)
+    # On Python 3.11 they are 30 and 96.
+    assert len(ours) <= 30 and len(loaded - ours) <= 150, sorted(loaded)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -14,18 +15,17 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
 from packaging.metadata import Metadata
 from packaging.specifiers import SpecifierSet
 
 import attnref
 from attnref.__main__ import main
 from sitekit import ROOT, files
+from tests.kit import pins
 
-PINS = dict(
-    line.split("==")
-    for line in (ROOT / "constraints.txt").read_text().splitlines()
-    if "==" in line
-)
+PINS = pins.pinned()
 
 
 def make(*arguments, cwd=ROOT):
@@ -35,12 +35,22 @@ def make(*arguments, cwd=ROOT):
 
 
 def test_every_pin_takes_the_required_python():
-    """The first 3.11: Debian 12 has 3.11.2, and some packages want 3.11.5."""
-    for name, version in PINS.items():
-        installed = metadata.distribution(name)
-        assert installed.version.split("+")[0] == version, name
-        wanted = installed.metadata["Requires-Python"] or ""
-        assert SpecifierSet(wanted).contains("3.11.0"), f"{name}: {wanted}"
+    """From the first 3.11 on: Debian 12 has 3.11.2, and some packages want
+    3.11.5. On each Python there is one pin per package."""
+    pythons = ["3.11.0", "3.11.2", "3.11.4", "3.11.5", "3.13.1"]
+    for python in pythons:
+        names = [pin.name for pin in pins.LINES if pins.holds(pin, python)]
+        assert sorted(names) == sorted(PINS), python
+    for pin in pins.LINES:
+        installed = metadata.distribution(pin.name)
+        version = installed.version.split("+")[0]
+        if PINS[pin.name] not in str(pin.specifier):
+            continue  # of another Python
+        assert version == PINS[pin.name], pin
+        wanted = SpecifierSet(installed.metadata["Requires-Python"] or "")
+        for python in pythons:
+            if pins.holds(pin, python):
+                assert wanted.contains(python), f"{pin}: {wanted}"
 
 
 def test_the_same_python_and_torch_are_required_everywhere():
@@ -90,9 +100,10 @@ def test_an_old_python_is_refused_in_a_line(tmp_path):
 def test_the_cpu_build_of_torch_is_there_to_be_chosen(kind):
     plan = make("-n", "-B", ".venv/ready", f"TORCH={kind}").stdout
     pip = [line for line in plan.splitlines() if "pip install" in line]
-    assert pip[-1].endswith('-c constraints.txt -e ".[dev]"')
+    assert pip[-1].endswith("-c constraints.txt -e . --group dev")
+    assert '--upgrade "pip>=25.1"' in pip[-2]
     first = "--index-url https://download.pytorch.org/whl/cpu torch"
-    assert [line.endswith(first) for line in pip[:-1]] == [True] * bool(kind)
+    assert [line.endswith(first) for line in pip[:-2]] == [True] * bool(kind)
 
 
 BUILD = "python -m build --no-isolation"
@@ -156,7 +167,8 @@ def test_its_metadata_is_valid_and_can_be_read_on_an_index(built):
     assert data.license_expression == "MIT-0"
     needs = [str(n) for n in data.requires_dist if "extra" not in str(n)]
     assert needs == ["torch>=2.4"]
-    assert not data.project_urls, "there is no address yet"
+    assert data.author and not data.project_urls
+    assert data.provides_extra == ["kernels", "vectors"]
     text = data.description
     assert data.description_content_type == "text/markdown"
     # Links, also as <...>, [..]: or HTML: whole addresses, or none.
@@ -170,6 +182,18 @@ def test_its_metadata_is_valid_and_can_be_read_on_an_index(built):
         command, *words = shlex.split(line)
         words = words[: words.index("-o")] if "-o" in words else words
         assert command == "attnref" and main(words)
+
+
+def test_a_release_has_the_addresses_of_whoever_releases(monkeypatch):
+    monkeypatch.setenv("REPOSITORY_URL", "https://example.org/us/attnref/")
+    monkeypatch.setenv("SITE_URL", "https://example.org/")
+    metadata = ProjectMetadata(str(ROOT), PluginManager())
+    urls = metadata.core.urls
+    assert urls["Issues"] == "https://example.org/us/attnref/issues"
+    assert {*urls} == {"Source", "Issues", "Changelog", "Documentation"}
+    build, *_ = WORKFLOWS["release"]["jobs"].values()
+    (step,) = (x for x in build["steps"] if "-m build" in x.get("run", ""))
+    assert {*step["env"]} == {"REPOSITORY_URL"}
 
 
 @pytest.mark.audit  # its files and imports are read by other tests
@@ -221,6 +245,23 @@ def test_a_release_is_what_its_tag_and_the_changelog_say():
         assert release_faults(tag, attnref.__version__, changes) == []
 
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def test_it_is_cited_as_it_is_licensed_and_released():
+    """In the Citation File Format 1.2.0, with all that it asks for."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["version"] == attnref.__version__
+    assert citation["license"] == PROJECT["license"]
+    assert citation["keywords"] == PROJECT["keywords"]
+    assert citation["authors"] == PROJECT["authors"]
+    (name,) = (author["name"] for author in citation["authors"])
+    licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert f"Copyright 2026 {name[0].lower()}{name[1:]}" in licence
+
+
 WORKFLOWS = {
     path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
     for path in (ROOT / ".github" / "workflows").glob("*.yml")
@@ -238,12 +279,36 @@ def test_a_release_runs_what_the_tests_run_and_is_trusted_by_its_workflow():
         "alone/bin/pip install -c constraints.txt dist/*.whl",
         f"alone/bin/{ALONE}",
     ]
-    assert publish["needs"] == "build"
+    versions = release["jobs"]["versions"]
+    assert publish["needs"] == ["build", "versions"]
+    runs = [step.get("run", "") for step in versions["steps"]]
+    for kind in ("*.whl", "*.tar.gz"):
+        (place,) = (n for n, run in enumerate(runs) if run.endswith(kind))
+        assert runs[place + 1] == f"{ALONE}"
+    kind = "Programming Language :: Python :: 3."
+    promised = [x for x in PROJECT["classifiers"] if x.startswith(kind)]
+    pythons = [
+        f"{kind[:-2]}{x}" for x in versions["strategy"]["matrix"]["python"]
+    ]
+    assert pythons == promised
+    assert PROJECT["requires-python"] == f">={pythons[0].split()[-1]}"
     assert publish["environment"]["name"] == "pypi"
     assert publish["permissions"] == {"id-token": "write"}
     assert not any("run" in step for step in publish["steps"])
     *_, last = publish["steps"]
     assert last == {"uses": "pypa/gh-action-pypi-publish@release/v1"}
+    notes = release["jobs"]["notes"]
+    assert notes["needs"] == "publish"
+    newest = notes["steps"][1]["run"]
+    changes = "# Changelog\n\n## 0.2.0 - 2031\n\n- b\n\n## 0.1.0\n\n- a\n"
+    done = subprocess.run(
+        newest.replace("CHANGELOG.md >notes.md", ""),
+        shell=True,
+        input=changes,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "- b"
 
 
 def test_ci_runs_all_checks_and_what_is_published_has_passed_them():

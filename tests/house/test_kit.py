@@ -1,11 +1,12 @@
 """What test files share is in tests/kit, and each says what it checks."""
 
 import ast
+import re
 
 import pytest
 
-from sitekit import ROOT
-from sitekit.markdown import checks
+from sitekit import ROOT, pipeline
+from sitekit.markdown import checks, docstrings
 
 
 def shared_by_import(text):
@@ -56,7 +57,9 @@ def test_each_file_of_tests_is_on_the_page_of_checks(tmp_path, monkeypatch):
         name = str(path.relative_to(ROOT))
         assert {name, *map(str, path.relative_to(ROOT).parents)} & {*rows}
     for language in ("en", "zh"):
-        shown = checks.expanded("::: checks house", language)
+        shown = checks.list_tests(
+            "::: checks house", language, docstrings.chinese()
+        )
         assert shown.count("\n| `house/test_") == len(
             [*(ROOT / "tests/house").glob("test_*.py")]
         )
@@ -65,3 +68,13 @@ def test_each_file_of_tests_is_on_the_page_of_checks(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "ROOT", tmp_path)
     with pytest.raises(ValueError, match=r"tests/test_new\.py says not what"):
         checks.rows()
+
+
+def test_the_guide_lists_the_passes_in_their_order():
+    """sitekit/README.md shows what each looks for, as its docstring does."""
+    guide = (ROOT / "sitekit/README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"(?m)^    \d+\. `(.+?)`", guide)
+    grammars = [
+        re.match("`(.+?)`", replace.__doc__)[1] for replace in pipeline.MARKDOWN
+    ]
+    assert listed == grammars

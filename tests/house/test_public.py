@@ -346,7 +346,9 @@ def pyright(folder):
     strictly. It is run by the node that playwright brings, so that it needs no
     network."""
     config = {"typeCheckingMode": "standard", "strict": ["*.py"]}
-    config["ignore"] = [str(PACKAGE / "plain")]  # has no annotations
+    # No annotations; and engines that are not installed here.
+    rooms = "plain", "judge/engines"
+    config["ignore"] = [str(PACKAGE / room) for room in rooms]
     (folder / "pyrightconfig.json").write_text(json.dumps(config))
     (folder / "copies").mkdir()
     full = {n: t for n, t in texts().items() if "plain/" not in n}

@@ -19,13 +19,13 @@ def sampled(
 
     A tuple is several. Without `-m`, pytest runs all of them.
     """
-    chosen = in_test if callable(in_test) else [*in_test].__contains__
+    is_in_test = in_test if callable(in_test) else [*in_test].__contains__
     parameters = [
         pytest.param(
             *(value if isinstance(value, tuple) else [value]),
-            marks=() if chosen(value) else pytest.mark.audit,
+            marks=() if is_in_test(value) else pytest.mark.audit,
         )
         for value in values
     ]
-    assert any(not each.marks for each in parameters), "nothing in make test"
+    assert any(not p.marks for p in parameters), "nothing in make test"
     return parameters

@@ -1,11 +1,19 @@
-"""Inputs and masks for attention functions, and what is recorded of them."""
+"""Inputs and masks for attention functions, and a record of their memory."""
 
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from attnref import Causal, RuleMask, causal_mask, padding_mask
+from attnref import (
+    Causal,
+    Documents,
+    Prefix,
+    RuleMask,
+    Window,
+    causal_mask,
+    padding_mask,
+)
 
 B, T, S, H, K, D, DV = 2, 7, 11, 6, 3, 5, 13
 
@@ -38,7 +46,7 @@ MASKS = {
 
 
 def wrong_masks(B, H, T, S):
-    """Masks that nothing takes for these sizes, and what is said of them."""
+    """Masks that no core accepts for these sizes, each with its error."""
 
     def true(*shape):
         return torch.ones(*shape, dtype=torch.bool)
@@ -62,12 +70,12 @@ def wrong_masks(B, H, T, S):
     ):
         says = f"mask has shape {tuple(mask.shape)}{says}"
         masks[name] = mask, ValueError, says
-    for name, mask, how in (
+    for name, mask, remedy in (
         ("additive", torch.zeros(T, S), "mask == 0 if"),
         ("whole numbers", true(T, S).int(), "mask.bool()"),
         ("a tokenizer's", true(B, S).long(), "padding_mask_from_hf"),
     ):
-        says = f"mask is {mask.dtype}; pass bool, True = may attend: {how}"
+        says = f"mask is {mask.dtype}; pass bool, True = may attend: {remedy}"
         masks[name] = mask, TypeError, says
     rule = "mask is Causal; pass a rule as a layer's `causal`, or in a RuleMask"
     return masks | {
@@ -101,7 +109,7 @@ class Made(torch.utils._python_dispatch.TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Blocks(Causal):
-    """Of a token's own block of three, those before it."""
+    """Shows a token the earlier tokens of its own block of three."""
 
     def shows(self, i, j):
         return super().shows(i, j) & (j // 3 == i // 3)
@@ -117,6 +125,14 @@ EVERY_MASK = MASKS | {
             [False] * (S - 2) + [True] * 2), -1)
     ),
     "blocks": lambda: RuleMask(Blocks(), T, S, S - T),
+    "an empty row": lambda: torch.arange(T)[:, None] != 2,
+    "one head": lambda: torch.rand(B, H, 1, S) > 0.4,
+    "window": lambda: RuleMask(Window(3), T, S, S - T),
+    "prefix": lambda: RuleMask(Prefix(torch.tensor([7, 0])), T, S, S - T),
+    "documents": lambda: RuleMask(
+        Causal() & Documents(torch.arange(B * S).reshape(B, S) // 4),
+        T, S, S - T,
+    ),
 }  # fmt: skip
 
 
@@ -124,8 +140,8 @@ def leaves(*tensors):
     return tuple(x.detach().clone().requires_grad_() for x in tensors)
 
 
-def gradients(core, inputs, above, *args, **options):
-    """Of q, k and v, where `above` is that of the output."""
+def gradients(core, inputs, output_gradient, *args, **options):
+    """The gradients of q, k and v for this gradient of the output."""
     copies = leaves(*inputs)
-    core(*copies, *args, **options).backward(above)
+    core(*copies, *args, **options).backward(output_gradient)
     return tuple(x.grad for x in copies)

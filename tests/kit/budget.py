@@ -1,4 +1,4 @@
-"""What a reader of a page meets before opening a fold, and how much it may be.
+"""What a reader of a page sees before opening a fold, and how much it may be.
 
 python -m tests.kit.budget [PAGE ...] [--site DIR]: of each page in both
 languages its height in screens of 1,000 px, its visible lines of code, the
@@ -23,7 +23,7 @@ EXCEPTIONS = {
     "models/your-model": "block: the file is what the page is about",
     "models/decoder": "code: its plain form is a whole model",
     "beyond/compressed": "code: its plain form has three kinds of layer",
-    "mistakes/by-symptom": "height: entries are looked up one by one",
+    "beyond/split-heads": "code: its plain form has GQA and MLA",
     "mistakes/tests": "height: tests are looked up one by one",
     "mistakes/cache-mistakes": "height: entries are looked up one by one",
 }
@@ -60,7 +60,7 @@ class Measure(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Of the blocks that are no plain form."""
+        """The lines of the longest block that is no plain form."""
         return max((n for f, n in self.blocks if PLAIN not in f), default=0)
 
     @property
@@ -71,12 +71,12 @@ class Measure(NamedTuple):
         if stem.startswith(("api/", "models/released/")):  # names; one file
             return []
         screens = 10_000 if stem.startswith(EXPLAIN) else 12_000
-        over = {
+        bounds = {
             "height": self.height > screens,
             "block": self.longest > 45,
             "code": self.share > 0.4,
         }
-        return [bound for bound, exceeded in over.items() if exceeded]
+        return [bound for bound, is_exceeded in bounds.items() if is_exceeded]
 
 
 def allowed(path: str) -> list[str]:
@@ -94,8 +94,8 @@ def main() -> None:
     parser.add_argument("--site", metavar="DIR", type=Path)
     options = parser.parse_args()
     stems = map(parity.whole_stem, options.pages)
-    every = map(pages.stem_of, pages.markdown_files("en"))
-    wanted = list(stems) or list(every)
+    all_stems = map(pages.stem_of, pages.markdown_files("en"))
+    chosen_stems = list(stems) or list(all_stems)
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as p:
@@ -103,7 +103,7 @@ def main() -> None:
         browser = launched(p)
         print("screens  lines  longest  code  too much")
         with a_reader(browser) as context:
-            for stem in wanted:
+            for stem in chosen_stems:
                 for root in ("", "zh/"):
                     path = parity.twin(stem, "en")
                     place = f"{root}{pages.address_of(path)}index.html"
@@ -120,3 +120,16 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+# In a browser: the texts of a page in one font.
+FORCE = """font => {
+  document.querySelector('#forced')?.remove();
+  const style = document.createElement('style');
+  style.id = 'forced';
+  style.textContent =
+    `body { --md-text-font-family: "${font}" !important }
+     mtext { font-family: "${font}" }`;
+  document.head.append(style);
+  return document.fonts.ready.then(() => document.body.offsetHeight);
+}"""

@@ -9,7 +9,7 @@ import logging
 
 import pytest
 
-from sitekit import CONFIGS, ROOT, adapter
+from sitekit import CONFIGS, ROOT, serve
 from sitekit.markdown import parity
 
 
@@ -21,11 +21,11 @@ def test_the_page_is_rendered(request, caplog, language):
     path = parity.twin(stem, language)
     try:
         with caplog.at_level(logging.WARNING):
-            adapter.render_alone(path, CONFIGS[language])
+            serve.render_alone(path, CONFIGS[language])
     except BaseException as error:
-        where = path.relative_to(ROOT)
-        pytest.fail(f"{where}: {error}\n{caplog.text}", pytrace=False)
-    warned = [
+        file = path.relative_to(ROOT)
+        pytest.fail(f"{file}: {error}\n{caplog.text}", pytrace=False)
+    warnings = [
         r.getMessage() for r in caplog.records if r.levelno > logging.INFO
     ]
-    assert not warned, "\n".join(warned)
+    assert not warnings, "\n".join(warnings)

@@ -22,74 +22,76 @@ B, K, T, D, DV = 2, 3, 11, 5, 7
 CPU = torch.device("cpu")
 
 
-def kv(T=1, *, B=B, **made):
+def kv(T=1, *, B=B, **options):
     """K and V of `T` new tokens; their widths differ, as MLA's will."""
-    return torch.randn(B, K, T, D, **made), torch.randn(B, K, T, DV, **made)
+    k = torch.randn(B, K, T, D, **options)
+    return k, torch.randn(B, K, T, DV, **options)
 
 
-def filled(make, T=4, *, max_len=6, **made):
+def filled(make, T=4, *, max_len=6, **options):
     cache = make(max_len)
-    cache.append(*kv(T, **made))
+    cache.append(*kv(T, **options))
     return cache
 
 
-def agree(ours, wanted):
-    """As `torch.equal`, tensor by tensor."""
-    return len(ours) == len(wanted) and all(
+def agree(ours, expected):
+    """Whether all tensors are equal, dtypes included."""
+    return len(ours) == len(expected) and all(
         x.dtype == y.dtype and torch.equal(x, y)
-        for x, y in zip(ours, wanted, strict=True)
+        for x, y in zip(ours, expected, strict=True)
     )
 
 
-def standing(tensors, at, so_far):
-    """Whether each key is the one of its position, of all so far."""
-    at = torch.arange(so_far[0].shape[2]) if at is None else at
-    there = at >= 0
-    keys = [t[:, :, there] for t in tensors]
-    return agree(keys, [t[:, :, at[there]] for t in so_far])
+def standing(tensors, positions, so_far):
+    """Whether each key is the one that was appended at its position."""
+    if positions is None:
+        positions = torch.arange(so_far[0].shape[2])
+    is_stored = positions >= 0
+    keys = [t[:, :, is_stored] for t in tensors]
+    return agree(keys, [t[:, :, positions[is_stored]] for t in so_far])
 
 
 def holds(cache, so_far):
     return standing(cache.stored, cache.positions(0, CPU), so_far)
 
 
-def append(cache, new, so_far):
-    """The keys stand where `positions` says, each once; none is missing that
-    `keeps` shows to the new tokens.
+def append(cache, tensors, so_far):
+    """Append, and check: each key is stored once, where `positions` says, and
+    none is missing that `keeps` shows to the new tokens.
     """
-    n, end = new[0].shape[2], so_far[0].shape[2]
-    keeps, at = cache.keeps, cache.positions(n, CPU)
-    got = cache.append(*new)
-    assert standing(got, at, so_far)
+    n, end = tensors[0].shape[2], so_far[0].shape[2]
+    keeps, positions = cache.keeps, cache.positions(n, CPU)
+    stored = cache.append(*tensors)
+    assert standing(stored, positions, so_far)
     i, j = torch.arange(end - n, end)[:, None], torch.arange(end)
-    shown = j[keeps(i, j).expand(n, end).any(0)].tolist()
-    places = j.tolist() if at is None else at[at >= 0].tolist()
-    assert len(places) == len({*places})
-    assert {*shown} <= {*places}
+    needed = j[keeps(i, j).expand(n, end).any(0)].tolist()
+    kept = (j if positions is None else positions[positions >= 0]).tolist()
+    assert len(kept) == len({*kept})
+    assert {*needed} <= {*kept}
 
 
 @contextmanager
 def unchanged(*caches):
-    """After the body, the caches are what they were."""
-    before = [
+    """Check that the body leaves these caches as they were."""
+    states = [
         (c.length, c.nbytes, [t.clone() for t in c.stored]) for c in caches
     ]
     yield
-    for cache, (length, nbytes, stored) in zip(caches, before, strict=True):
+    for cache, (length, nbytes, tensors) in zip(caches, states, strict=True):
         assert (cache.length, cache.nbytes) == (length, nbytes)
-        assert agree(cache.stored, stored)
+        assert agree(cache.stored, tensors)
 
 
 @contextmanager
 def refused(message, *caches, error=ValueError):
-    """The body raises, and leaves the caches alone."""
-    whole = rf"(?<!\w){re.escape(message)}"  # from the first of a word on
-    with unchanged(*caches), pytest.raises(error, match=whole):
+    """Check that the body raises, and leaves these caches as they were."""
+    pattern = rf"(?<!\w){re.escape(message)}"  # from the first of a word on
+    with unchanged(*caches), pytest.raises(error, match=pattern):
         yield
 
 
 class Lists(RuleBasedStateMachine):
-    """A cache beside a list a row; a number stands for a token."""
+    """A cache, compared with one list per row; a number stands for a token."""
 
     def __init__(self, make):
         super().__init__()
@@ -109,20 +111,20 @@ class Lists(RuleBasedStateMachine):
     @rule(n=st.integers(0, 4))
     def append(self, n):
         rows = self.rows or [[]] * B
-        new = [[next(self.number) for _ in range(n)] for _ in rows]
+        numbers = [[next(self.number) for _ in range(n)] for _ in rows]
         end = self.length() + n
         room = getattr(self.cache, "max_len", None)
         if room is not None and end > room:
             says = f"{end - n} stored and {n} new make {end} > max_len={room}"
             with refused(says, self.cache):
-                self.cache.append(*self.tensors(new))
+                self.cache.append(*self.tensors(numbers))
             return
-        self.rows = [a + b for a, b in zip(rows, new, strict=True)]
-        append(self.cache, self.tensors(new), self.tensors(self.rows))
+        self.rows = [a + b for a, b in zip(rows, numbers, strict=True)]
+        append(self.cache, self.tensors(numbers), self.tensors(self.rows))
 
     @rule(n=st.integers(-1, 7))
     def crop(self, n):
-        """Who keeps a part of the past need not go back, but has to say so."""
+        """A cache that keeps a part of the past may refuse, if it says so."""
         if not 0 <= n <= self.length():
             says = f"crop to {n}, but {self.length()} are stored"
             with refused(says, self.cache):
@@ -153,7 +155,7 @@ class Lists(RuleBasedStateMachine):
     @precondition(lambda self: self.saved)
     @rule()
     def restore(self):
-        """Again and again, whatever was done in between."""
+        """Restore the same snapshot again and again, whatever came between."""
         snapshot, self.rows, self.back = self.saved
         self.cache.restore(snapshot)
 
@@ -174,8 +176,8 @@ class Lists(RuleBasedStateMachine):
 
     @classmethod
     def run(cls, make):
-        """Chance seldom goes back just so far that a cache which keeps a part
-        has lost something that it would still hold: such ways come first."""
+        """Begin with sequences that chance seldom finds: to go back just so far
+        that a cache which keeps a part has lost what it should still hold."""
         for before, back, new in itertools.product(*map(range, (10, 6, 5))):
             lists = cls(make)
             try:

@@ -26,11 +26,11 @@ print(json.dumps(tried))
 
 
 def in_a_fresh_interpreter(folder, code, *arguments):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-I", "-c", code, *map(str, arguments)],
         cwd=folder,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout

@@ -1,5 +1,5 @@
-"""Tiny models of transformers, one of each family, and what their attention
-is given and gives."""
+"""Tiny models of transformers, one of each family, with the inputs and outputs
+of their attention."""
 
 import importlib
 import inspect
@@ -23,7 +23,10 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from attnref.released.record import families
+from attnref.numbers.shapes import Model
+from attnref.released.from_config import model_from_config
+from attnref.released.mixers import MixerRecord
+from attnref.released.record import AttentionRecord, families, read_config
 from sitekit import ROOT
 
 
@@ -32,47 +35,49 @@ class MiMoV2Config(MiMoV2FlashConfig):
 
     attention_value_scale: float | None = None
 
-    def __post_init__(self, **given: Any) -> None:
-        bases = given.get("rope_theta"), given.get("swa_rope_theta")
+    def __post_init__(self, **fields: Any) -> None:
+        bases = fields.get("rope_theta"), fields.get("swa_rope_theta")
         if self.rope_parameters is None and all(bases):
-            share = given["partial_rotary_factor"]
+            share = fields["partial_rotary_factor"]
             rope = {"rope_type": "default", "partial_rotary_factor": share}
             self.rope_parameters = {
                 f"{kind}_attention": rope | {"rope_theta": base}
                 for kind, base in zip(("full", "sliding"), bases, strict=True)
             }
-        super().__post_init__(**given)
+        super().__post_init__(**fields)
 
 
 class Rows(nn.Module):
     """Some rows of a projection that has its weights elsewhere."""
 
-    def __init__(self, whole: nn.Linear, start: int, end: int) -> None:
+    def __init__(self, projection: nn.Linear, start: int, end: int) -> None:
         super().__init__()
-        self.of = [whole], slice(start, end)
+        self.source = [projection], slice(start, end)
 
     def forward(self, x: Tensor) -> Tensor:
-        [whole], rows = self.of
-        return F.linear(x, whole.weight[rows])
+        [projection], rows = self.source
+        return F.linear(x, projection.weight[rows])
 
 
 class MiMoV2(MiMoV2FlashForCausalLM):
-    """What its makers have: one projection, and the sinks by another name."""
+    """The model as its makers store it: one projection for queries, keys and
+    values, and another name for the sinks."""
 
     config_class = MiMoV2Config
 
     def __init__(self, config: MiMoV2Config) -> None:
         super().__init__(config)
         for layer in self.model.layers:
-            own = layer.self_attn
+            attn = layer.self_attn
             parts = "q_proj", "k_proj", "v_proj"
-            ends = [0, *accumulate(getattr(own, n).out_features for n in parts)]
-            own.qkv_proj = nn.Linear(config.hidden_size, ends[-1], bias=False)
+            widths = (getattr(attn, name).out_features for name in parts)
+            ends = [0, *accumulate(widths)]
+            attn.qkv_proj = nn.Linear(config.hidden_size, ends[-1], bias=False)
             for name, rows in zip(parts, pairwise(ends), strict=True):
-                setattr(own, name, Rows(own.qkv_proj, *rows))
-            if own.sinks is not None:
-                own.attention_sink_bias = own._parameters.pop("sinks")
-                vars(own)["sinks"] = own.attention_sink_bias
+                setattr(attn, name, Rows(attn.qkv_proj, *rows))
+            if attn.sinks is not None:
+                attn.attention_sink_bias = attn._parameters.pop("sinks")
+                vars(attn)["sinks"] = attn.attention_sink_bias
 
 
 CONFIG_MAPPING.register("mimo_v2", MiMoV2Config)
@@ -84,45 +89,60 @@ CHUNKS = {
     "prefill and decode": (13, *(11 * (1,))),
     "ragged": (9, 5, 1, 4, 1, 1, 3),
 }
-# Those that are read whole: they have no cache, or read each layer twice.
+# Families that are read at once: without a cache, or with layers read twice.
 WHOLE = "ctrl", "granite4_vision_text", "openai-gpt"
-# Whose recurrent layers begin anew at a call of several tokens.
-RESTARTS = ("jamba",)
-KNOWN = yaml.safe_load((ROOT / "tests/kit/families.yml").read_text("utf-8"))
+# Families whose recurrent layers begin anew at a call of several tokens.
+RESTARTS = "falcon_mamba", "jamba", "mamba"
+TABLES = yaml.safe_load((ROOT / "tests/kit/families.yml").read_text("utf-8"))
 
 
-def each(table: str) -> dict[str, Any]:
-    """An entry a name, also where several have one."""
-    entries = KNOWN[table].items()
+def by_name(table: str) -> dict[str, Any]:
+    """An entry for each name; several names may share one in the file."""
+    entries = TABLES[table].items()
     return {name: size for names, size in entries for name in names.split()}
 
 
 SIZES = {
-    n: size for size, names in KNOWN["sizes"].items() for n in names.split()
+    n: size for size, names in TABLES["sizes"].items() for n in names.split()
 }
-OWN, FLAGS, SIZED = map(each, ("own", "flags", "sized"))
+OWN, FLAGS, SIZED = map(by_name, ("own", "flags", "sized"))
 
 
-def config_of(family: str, **more: Any) -> PretrainedConfig:
+def records_of(source: Any) -> dict[int, AttentionRecord]:
+    """The records of softmax attention in the layers of a config."""
+    return read_config(source).records
+
+
+def mixers_of(source: Any) -> dict[int, MixerRecord]:
+    """The records of the layers of a config that keep a state."""
+    return read_config(source).mixers
+
+
+def shape_of(source: Any) -> Model:
+    """What the cache of a config's model holds."""
+    return model_from_config(read_config(source))
+
+
+def config_of(family: str, **options: Any) -> PretrainedConfig:
     """The configuration of a tiny model, of odd sizes."""
     kind = CONFIG_MAPPING[family]
-    known = kind().to_dict()
+    defaults = kind().to_dict()
     optional = "num_key_value_heads", "pad_token_id"
-    given = {
+    fields = {
         name: size
         for name, size in SIZES.items()
-        if name in known and (known[name] is not None or name in optional)
+        if name in defaults and (defaults[name] is not None or name in optional)
     }
-    partial = "partial_rotary_factor" in str(known.get("rope_parameters"))
-    if partial and "head_dim" in given:
-        given["head_dim"] = 16
-    given |= deepcopy(OWN.get(family) or SIZED.get(family, {}))
-    kinds = known.get("layer_types")
-    if kinds and "num_hidden_layers" in known:
+    partial = "partial_rotary_factor" in str(defaults.get("rope_parameters"))
+    if partial and "head_dim" in fields:
+        fields["head_dim"] = 16
+    fields |= deepcopy(OWN.get(family) or SIZED.get(family, {}))
+    kinds = defaults.get("layer_types")
+    if kinds and "num_hidden_layers" in defaults:
         different = [*dict.fromkeys(kinds)]
-        count = given["num_hidden_layers"]
-        given.setdefault("layer_types", (different * LAYERS)[:count])
-    config = kind(**given | more)
+        count = fields["num_hidden_layers"]
+        fields.setdefault("layer_types", (different * LAYERS)[:count])
+    config = kind(**fields | options)
     config._attn_implementation = "eager"
     return config
 
@@ -130,7 +150,7 @@ def config_of(family: str, **more: Any) -> PretrainedConfig:
 def model_of(config: PretrainedConfig) -> nn.Module:
     """A model of random weights, far from the 0.02 that hides faults."""
     torch.manual_seed(0)
-    model = _class_of(config)._from_config(config, attn_implementation="eager")
+    model = class_of(config)._from_config(config, attn_implementation="eager")
     for name, weight in model.named_parameters():
         if "norm" in name.lower() and weight.dim() == 1:
             weight.data = ("bias" not in name) + 0.3 * torch.randn_like(weight)
@@ -139,11 +159,11 @@ def model_of(config: PretrainedConfig) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def _class_of(config: PretrainedConfig) -> Any:
+def class_of(config: PretrainedConfig) -> Any:
     for auto in (AutoModelForCausalLM, AutoModel):
         if type(config) in auto._model_mapping:
-            known = auto._model_mapping[type(config)]
-            return known[0] if isinstance(known, tuple) else known
+            entry = auto._model_mapping[type(config)]
+            return entry[0] if isinstance(entry, tuple) else entry
     module = type(config).__module__.replace("configuration_", "modeling_")
     classes = vars(importlib.import_module(module)).items()
     return next(
@@ -160,7 +180,7 @@ def _class_of(config: PretrainedConfig) -> Any:
 
 
 class Seen(NamedTuple):
-    """The attention of one layer of a model, or what keeps its state, and what
+    """The attention of one layer of a model, or its recurrent mixer, and what
     went through it."""
 
     layer: int
@@ -179,15 +199,15 @@ def seen(
     valid: Tensor | None,
     rows: int = ROWS,
 ) -> list[Seen]:
-    """What the attention of each layer was given and gave, chunk by chunk; and
-    what keeps a state."""
-    if family in ALONE and valid is not None:
+    """The inputs and outputs of the attention, or of the recurrent mixer, of
+    each layer, chunk by chunk."""
+    if family in ROW_BY_ROW and valid is not None:
         return seen_alone(model, family, chunks, valid)
     last = families()[family].names.get("o_proj", "o_proj")
     layers, hooks = [], []
     for name, module in model.named_modules():
         layer = next((int(p) for p in name.split(".") if p.isdigit()), 0)
-        if re.search(OTHERS, type(module).__name__):
+        if re.search(NOT_TEXT, type(module).__name__):
             continue
         calls: list[tuple[Tensor, Tensor]] = []
         result = Seen(layer, module, calls)
@@ -197,32 +217,34 @@ def seen(
             continue
         layers.append(result)
 
-        def given(module, args, named, calls=calls):
-            calls.append((args[0] if args else named["hidden_states"], None))
+        def record_input(module, args, keywords, calls=calls):
+            calls.append((args[0] if args else keywords["hidden_states"], None))
 
-        def gave(module, args, out, calls=calls):
+        def record_output(module, args, out, calls=calls):
             out = out[0] if isinstance(out, tuple) else out
             calls[-1] = calls[-1][0].clone(), out.clone()
 
-        hooks.append(module.register_forward_pre_hook(given, with_kwargs=True))
-        gives = module if result.recurrent else module._modules[last]
-        hooks.append(gives.register_forward_hook(gave))
+        hooks.append(
+            module.register_forward_pre_hook(record_input, with_kwargs=True)
+        )
+        output_module = module if result.recurrent else module._modules[last]
+        hooks.append(output_module.register_forward_hook(record_output))
     tokens = torch.randint(3, 41, (rows, sum(chunks)))
-    takes = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward).parameters
     past, start = None, 0
     for T in chunks:
         end = start + T
-        more = {}
+        options = {}
         if valid is not None:
-            more["attention_mask"] = valid[:, :end].long()
-            if "position_ids" in takes:
-                at = (valid.cumsum(1) - 1).clamp(min=0)
-                more["position_ids"] = at[:, start:end]
+            options["attention_mask"] = valid[:, :end].long()
+            if "position_ids" in parameters:
+                positions = (valid.cumsum(1) - 1).clamp(min=0)
+                options["position_ids"] = positions[:, start:end]
         out = model(
             input_ids=tokens[:, start:end],
             cache=past,
             use_cache=len(chunks) > 1,
-            **more,
+            **options,
         )
         past, start = getattr(out, "cache", None), end
     for hook in hooks:
@@ -233,28 +255,29 @@ def seen(
 def seen_alone(
     model: nn.Module, family: str, chunks: tuple[int, ...], valid: Tensor
 ) -> list[Seen]:
-    """The same, of rows that each run without their pads."""
+    """The same as `seen`, but each row runs alone and without its pads."""
     rows = []
     for pads in (~valid).sum(1).tolist():
-        own = chunks[0] - pads, *chunks[1:]
-        rows.append(seen(model, family, own, None, 1))
-    together = []
+        row_chunks = chunks[0] - pads, *chunks[1:]
+        rows.append(seen(model, family, row_chunks, None, 1))
+    joined = []
     for layers in zip(*rows, strict=True):
         calls = []
         steps = zip(*(layer.calls for layer in layers), strict=True)
         for T, step in zip(chunks, steps, strict=True):
-            both = torch.randn(2, len(rows), T, step[0][0].shape[2])
+            tensors = torch.randn(2, len(rows), T, step[0][0].shape[2])
             for row, pair in enumerate(step):
-                for whole, part in zip(both, pair, strict=True):
-                    whole[row, T - part.shape[1] :] = part[0]
-            calls.append((both[0], both[1]))
-        together.append(layers[0]._replace(calls=calls))
-    return together
+                for target, part in zip(tensors, pair, strict=True):
+                    target[row, T - part.shape[1] :] = part[0]
+            calls.append((tensors[0], tensors[1]))
+        joined.append(layers[0]._replace(calls=calls))
+    return joined
 
 
-# Whose blocks of tokens start at the first pad, in transformers.
-ALONE = "deepseek_v4", "minimax_m3_vl_text"
-OTHERS = "(Vision|Audio)(?!Text)"  # of Granite 4 Vision, the text too
+# In transformers, blocks of tokens of these start at the first pad, or pads
+# are told only for the tokens of a call.
+ROW_BY_ROW = "deepseek_v4", "falcon_mamba", "mamba", "minimax_m3_vl_text"
+NOT_TEXT = "(Vision|Audio)(?!Text)"  # of Granite 4 Vision, the text too
 RECURRENT = (
     r"kV4Attention|InklingAttention|TextLinearAttention|Delta|\wMixer$|"
     r"MambaLayer$|Lightning"

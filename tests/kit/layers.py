@@ -1,25 +1,13 @@
-"""Sizes, weights and cores for tests of layers, and what a layer says of itself
-in its test file: see `tests/variants.py`."""
+"""Sizes and weights for tests of layers, and what a layer says of itself in its
+test file: see `tests/variants.py`."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import flex_attention
 
-from attnref import (
-    Attend,
-    Llama3,
-    Rope,
-    Yarn,
-    flash,
-    flex,
-    fused,
-    sdpa,
-    split_kv,
-)
+from attnref import Llama3, Rope, Yarn
 from attnref.numbers.cost import Cost
 from attnref.numbers.shapes import Full, Group
 
@@ -28,18 +16,6 @@ from attnref.numbers.shapes import Full, Group
 B, T, S, E, C, H, K, D = 3, 7, 11, 13, 17, 10, 5, 4
 R, DN, DR, DV, Q = 41, 19, 8, 23, 29
 
-# What a layer may be given as `attend=`; the tiles are smaller than the inputs.
-CORES: dict[str, Attend] = {
-    "sdpa": sdpa,
-    "fused": fused,
-    "flash": partial(flash, tile=(2, 3)),
-    "flex": partial(flex, compiled=False),
-    "split_kv": partial(split_kv, splits=3),
-}
-MISSING: set[str] = set()  # of a package or device that is not here
-NO_GRADIENTS = {"flex"}  # on a CPU, nor dropout
-# Else PyTorch traces even the form that is not compiled, for each shape anew.
-flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
 NOTHING: dict[str, Any] = {}
 
 

@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def allocated(call: Callable[[], object]) -> int:
-    """All that one call asks for, inside kernels too."""
-    call()  # what is kept after a first time
+    """The bytes that one call allocates, inside kernels too."""
+    call()  # the first call also allocates what is kept
     with profile(profile_memory=True) as log:
         call()
-    return sum(max(each.self_cpu_memory_usage, 0) for each in log.events())
+    return sum(max(event.self_cpu_memory_usage, 0) for event in log.events())
 
 
 class Held(TorchDispatchMode):

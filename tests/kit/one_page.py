@@ -10,28 +10,29 @@ from typing import Any
 from sitekit import ROOT
 from sitekit.markdown import pages, parity, source
 
-# Compared with other libraries, trained, planted, measured: not of one page.
+# These compare with other libraries, train, plant or measure: not one page.
 LEFT_OUT = ("commands", "check", "house", "oracles", "use")
-# What a file of tests calls all pages, and all layers or caches.
+# The names by which a test file runs over all pages, layers, caches or cores.
 OVER_PAGES = re.compile(r"mark\.whole|\bPAGES\b|\bmarkdown_files\b|\bSTEMS\b")
 OVER_ENTRIES = re.compile(
-    r"\b(VARIANTS|LAYERS|MIXERS|CACHES|(each|every)_\w+)\b"
+    r"\b(VARIANTS|LAYERS|MIXERS|CACHES|CORES|(each|every)_\w+)\b"
 )
 NO_WORD = r"(?<![a-z0-9])({})(?![a-z0-9])"
 
 
 class OnePage:
-    """All that names the page, the tests of the code that it shows, those
-    for the layers and caches of this code, and tests that say something of all
-    pages together (marked `whole`). Not what needs the whole site, built."""
+    """The tests of a page: those that name it, those of the code that it shows
+    and of the layers and caches in it, and those of all pages together (marked
+    `whole`). Tests that need the built site are left out."""
 
     def __init__(self, stem: str) -> None:
         self.stem, self.name = stem, stem.rpartition("/")[2]
         self.file = self.name.replace("-", "_")
         body = pages.body_of(parity.twin(stem, "en"))
-        shown = {ROOT / include.path for include in source.includes(body)}
-        self.package = {f for f in shown if f.is_relative_to(ROOT / "attnref")}
-        self.files = shown | {
+        sources = {ROOT / include.path for include in source.includes(body)}
+        package = ROOT / "attnref"
+        self.package = {f for f in sources if f.is_relative_to(package)}
+        self.files = sources | {
             test
             for f in self.package
             for test in ROOT.glob(f"tests/*/**/test_{f.name}")
@@ -40,22 +41,26 @@ class OnePage:
 
     @cached_property
     def entries(self) -> list[str]:
-        """The layers and caches of `tests/variants.py` that it shows."""
-        if not any(f.parent.name in ("layers", "caches") for f in self.package):
+        """The layers, caches and cores that tests declare and that it shows."""
+        if not any(
+            f.parent.name in ("layers", "caches", "core") for f in self.package
+        ):
             return []
+        from tests.cores import CORES
         from tests.variants import CACHES, LAYERS
 
-        made = {name: v.layer for name, v in LAYERS.items()}
-        made |= {name: type(make(1)) for name, make in CACHES.items()}
+        kinds = {name: v.layer for name, v in LAYERS.items()}
+        kinds |= {name: type(make(1)) for name, make in CACHES.items()}
+        kinds |= {name: core.function for name, core in CORES.items()}
         return [
             name
-            for name, kind in made.items()
+            for name, kind in kinds.items()
             if Path(inspect.getfile(kind)) in self.package
         ]
 
     @cached_property
     def named(self) -> re.Pattern[str]:
-        """Not a part of another word; `_` stands between those of a test."""
+        """A name of the page as a whole word; `_` separates words of a test."""
         names = map(re.escape, {self.name, self.file, *self.entries})
         return re.compile(NO_WORD.format("|".join(names)))
 
@@ -93,9 +98,9 @@ class OnePage:
             return False
         if item.get_closest_marker("audit"):
             return False
-        whole = item.get_closest_marker("whole")
+        mark = item.get_closest_marker("whole")
         if item.path in self.files or (
-            whole and (self.package or not whole.args)
+            mark and (self.package or not mark.args)
         ):
             return True
         params = getattr(item, "callspec", SimpleNamespace(params={})).params

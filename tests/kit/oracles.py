@@ -28,7 +28,7 @@ SIZES = {
     "num_hidden_layers": 1,
     "attn_implementation": "sdpa",
 }
-MODELS = {  # and what our layer is told beside the sizes
+MODELS = {  # each with options of theirs and of ours beside the sizes
     "Llama": (llama.LlamaAttention, llama.LlamaConfig, {}, {}),
     "Llama with biases": (
         llama.LlamaAttention,
@@ -72,7 +72,7 @@ WAYS = [*zip(CHUNKS.values(), ("eager", "sdpa", "sdpa"), strict=True)]
 
 @torch.no_grad()
 def sharpened(module):
-    """Far from the 0.02 of a fresh model, which hides faults."""
+    """Draw weights far from the 0.02 of a fresh model, which hides faults."""
     for name, weight in module.named_parameters():
         if "norm" in name:
             weight.copy_(1 + 0.3 * torch.randn_like(weight))
@@ -81,21 +81,21 @@ def sharpened(module):
     return module.eval().requires_grad_(False)
 
 
-def config_of(model, kv_heads, inner="sdpa", **more):
+def config_of(model, kv_heads, inner="sdpa", **options):
     _, config, extra, _ = MODELS[model]
     sizes = {
         "num_key_value_heads": kv_heads,
         "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
         "attn_implementation": inner,
     }
-    return config(**SIZES | sizes | extra | more)
+    return config(**SIZES | sizes | extra | options)
 
 
-def layer_for(config, layer, **changed):
+def layer_for(config, layer, **changes):
     sizes = {"d_model": E, "n_heads": H, "head_dim": config.head_dim}
     if takes(layer, "n_kv_heads"):
         sizes["n_kv_heads"] = K
-    layer = built(layer, **sizes | {"rope_theta": THETA} | changed)
+    layer = built(layer, **sizes | {"rope_theta": THETA} | changes)
     return layer.eval().requires_grad_(False)
 
 
@@ -136,7 +136,7 @@ def decoders(layer="gqa"):
 
 
 def tables(config, x, positions):
-    """Those of transformers; in float64 exact ones, since its own are not."""
+    """The cosines and sines of transformers, or exact ones in float64."""
     if x.dtype == torch.float32:
         return llama.LlamaRotaryEmbedding(config)(x, positions)
     pairs = torch.arange(0, config.head_dim, 2).double()
@@ -166,17 +166,17 @@ def in_theirs(
         rotary = partial(tables, config)
     outs = []
     for start, end in spans(chunks):
-        new, places = x[:, start:end], positions[:, start:end]
+        part, places = x[:, start:end], positions[:, start:end]
         mask = create_causal_mask(
             config=config,
-            inputs_embeds=new,
+            inputs_embeds=part,
             attention_mask=None if valid is None else valid[:, :end].long(),
             cache=cache,
             position_ids=places,
         )
         out = module(
-            new,
-            position_embeddings=rotary(new, places),
+            part,
+            position_embeddings=rotary(part, places),
             attention_mask=mask,
             cache=cache,
         )
@@ -198,11 +198,11 @@ def in_ours(
     return torch.cat(outs, dim=1)
 
 
-def padded(where):
+def padded(side):
     """Pads on the left; or amid the tokens, so that distances change too:
     RoPE cannot tell where a row begins."""
     valid = torch.ones(B, LENGTH, dtype=torch.bool)
-    if where == "left":
+    if side == "left":
         valid[1, :3] = valid[2, :11] = False
     else:
         valid[1, 4:7] = valid[2, 1:20:2] = False
@@ -210,5 +210,5 @@ def padded(where):
 
 
 def positions_of(valid):
-    """As `generate` in transformers makes them."""
+    """The positions that `generate` in transformers would use."""
     return (valid.long().cumsum(-1) - 1).masked_fill(~valid, 0)

@@ -28,14 +28,14 @@ class ChunkCache(Cache):
 
     def append(self, *tensors):
         self._check(tensors)
-        before = self.buffers or tuple(t[:, :, :0] for t in tensors)
-        both = tuple(
-            torch.cat(pair, dim=2) for pair in zip(before, tensors, strict=True)
+        stored = self.buffers or tuple(t[:, :, :0] for t in tensors)
+        joined = tuple(
+            torch.cat(pair, dim=2) for pair in zip(stored, tensors, strict=True)
         )
         self.length += tensors[0].shape[2]
-        full = both[0].shape[2] - self.length % self.size
-        self.buffers = tuple(t[:, :, full:].clone() for t in both)
-        return both
+        full = joined[0].shape[2] - self.length % self.size
+        self.buffers = tuple(t[:, :, full:].clone() for t in joined)
+        return joined
 
     def crop(self, length):
         start = self.length - self.length % self.size
@@ -72,15 +72,15 @@ class Backwards(Cache):
 
     def append(self, *tensors):
         self._check(tensors)
-        before = self.stored or tuple(t[:, :, :0] for t in tensors)
+        stored = self.stored or tuple(t[:, :, :0] for t in tensors)
         self.buffers = tuple(
-            torch.cat((t.flip(2), old), dim=2)
-            for t, old in zip(tensors, before, strict=True)
+            torch.cat((t.flip(2), earlier), dim=2)
+            for t, earlier in zip(tensors, stored, strict=True)
         )
         self.length += tensors[0].shape[2]
         return self.buffers
 
     def crop(self, length):
-        dropped = self.length - length
+        count = self.length - length
         super().crop(length)
-        self.buffers = tuple(t[:, :, dropped:] for t in self.buffers)
+        self.buffers = tuple(t[:, :, count:] for t in self.buffers)

@@ -14,7 +14,7 @@ PAGES = pages.markdown_files("en") + pages.markdown_files("zh")
 
 
 def section(name, text):
-    """What stands below the heading of that id."""
+    """The text below the heading with that id."""
     (result,) = re.findall(rf"{{ #{name} }}\n(.*?)(?:\n## |\Z)", text, re.S)
     return result
 
@@ -26,12 +26,12 @@ def cells(text):
 
 
 def fences(stem, language="en"):
-    """What a page draws: the kind and the YAML of each fence."""
-    named = [p for p in pages.markdown_files(language) if p.stem == stem]
-    path, *_ = sorted(named, key=lambda path: path.parent.name == "api")
+    """The kind and the YAML of each fence of a page that draws."""
+    paths = [p for p in pages.markdown_files(language) if p.stem == stem]
+    path, *_ = sorted(paths, key=lambda path: path.parent.name == "api")
     page = pages.render(pages.body_of(path), expand=False)
-    drawn = (b for b in page.blocks if b.language in source.DRAWN)
-    return [(block.language, yaml.safe_load(block.text)) for block in drawn]
+    blocks = (b for b in page.blocks if b.language in source.DRAWN)
+    return [(block.language, yaml.safe_load(block.text)) for block in blocks]
 
 
 # Half of all tags: the colours of code.
@@ -95,5 +95,5 @@ def built(site, path):
     language, *rest = path.relative_to(ROOT / "docs").parts
     stem = Path(*rest).with_suffix("")
     folder = site.folder / ("" if language == "en" else language)
-    where = folder if stem.name == "index" else folder / stem
-    return where / "index.html"
+    parent = folder if stem.name == "index" else folder / stem
+    return parent / "index.html"

@@ -18,11 +18,11 @@ SLOW = tuple(f"use/{name}" for name in ("project", "pytorch", "ship"))
 def program_in(body: str) -> str:
     """The Python blocks of a page, as they are shown, in its order."""
     fences = [*source.fences(body)]
-    inside = {n for f in fences for n in range(f.line, f.end + 1)}
+    known_lines = {n for f in fences for n in range(f.line, f.end + 1)}
     for number, line in enumerate(body.split("\n"), 1):
-        other = re.match(r"[\s>]*(?:```|~~~)(.*)", line)
-        if other and number not in inside:
-            raise ValueError(f"line {number}: {other[1]!r} never runs")
+        fence = re.match(r"[\s>]*(?:```|~~~)(.*)", line)
+        if fence and number not in known_lines:
+            raise ValueError(f"line {number}: {fence[1]!r} never runs")
     return pages.program(body)
 
 
@@ -37,6 +37,6 @@ class SiteMarkdown:
         body = source.front_matter_of(text)[0]
         if "```python" not in body:
             return []
-        before = text[: text.find("```python")].count("\n")
-        fence = {"type": "fence", "info": "python", "map": [before, before]}
+        line = text[: text.find("```python")].count("\n")
+        fence = {"type": "fence", "info": "python", "map": [line, line]}
         return [SimpleNamespace(**fence, content=program_in(body))]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from attnref.judge.catalogue import catalogue
 from sitekit import ROOT
 
 
@@ -16,7 +17,7 @@ class Site(NamedTuple):
     log: str
 
 
-# What one types. A copy of the sources needs its own folder on the path.
+# The command that a user types. A copy needs its own folder on the path.
 MKDOCS = [Path(sys.executable).with_name("mkdocs")]
 MKDOCS_OF_A_COPY = [sys.executable, "-m", "mkdocs"]
 # Without a test's own word, a site has no address.
@@ -25,35 +26,44 @@ for name in ("SITE_URL", "REPOSITORY_URL"):
 
 
 def environment(**env: str) -> dict[str, str]:
-    """A terminal's: importing the theme here has silenced its greeting."""
+    """Variables of a terminal: the import of the theme here set one of them."""
     return os.environ | {"NO_MKDOCS_2_WARNING": ""} | env
 
 
 def build(folder: Path, source: Path = ROOT, **env: str) -> Site:
     """Both languages, strictly; raises with the log if that fails."""
     mkdocs = MKDOCS if source == ROOT else MKDOCS_OF_A_COPY
-    done = subprocess.run(
+    process = subprocess.run(
         [*mkdocs, "build", "--strict", "-d", folder],
         cwd=source,
         env=environment(**env),
         capture_output=True,
         text=True,
     )
-    log = done.stdout + done.stderr
-    if done.returncode:
+    log = process.stdout + process.stderr
+    if process.returncode:
         raise RuntimeError(log)
     return Site(folder, log)
 
 
+def html_files(folder: Path) -> list[Path]:
+    """All pages; of those of single mistakes, which are alike, each 29th."""
+    ids = [*catalogue()]
+    left_out = {*ids} - {*ids[::29]}
+    files = sorted(folder.rglob("*.html"))
+    return [path for path in files if path.parent.name not in left_out]
+
+
 def copy_of_the_sources(folder: Path) -> Path:
-    """What a build reads, in another place, to plant faults in."""
+    """Copy all that a build reads to another place, to plant faults in it."""
     target = folder / "a copy"
     target.mkdir()
     folders = "attnref sitekit docs overrides tests benchmarks"
     for name in folders.split():
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, target / name, ignore=ignore)
-    for name in ("mkdocs.yml", "mkdocs.zh.yml", "pyproject.toml", "LICENSE"):
+    files = "mkdocs.yml mkdocs.zh.yml pyproject.toml hatch_build.py LICENSE"
+    for name in files.split():
         shutil.copy(ROOT / name, target / name)
     return target
 
@@ -101,13 +111,13 @@ def a_reader(chromium, *, width=1440, scheme="light", **options):
 
 
 def page_of(context, url, until="load"):
-    """A page that keeps what it asked for and what went wrong."""
+    """Open a page that records its requests and its faults."""
     page = context.new_page()
     page.urls, page.faults = [], []
 
-    def blame(wrong, what):
-        if wrong:
-            page.faults.append(what)
+    def blame(is_wrong, fault):
+        if is_wrong:
+            page.faults.append(fault)
 
     page.on("request", lambda r: page.urls.append(r.url))
     page.on("requestfailed", lambda r: blame(True, r.url))

@@ -244,6 +244,18 @@ def test_a_cache_of_another_kind_is_refused_by_name(name, make):
         run(name, layer, tuple(t[:2, :T] for t in given), cache=rows)
 
 
+@every_mixer
+@torch.no_grad()
+def test_tokens_of_another_width_or_of_no_batch_are_refused(name, make):
+    """By every mixer, also those that are no attention."""
+    layer, cache = built(name), make(S)
+    for shape in ((T, E), (B, 1, T, E)):
+        with refused(f"x has shape {shape}; it needs 3 axes", cache):
+            layer(numbers(*shape), cache=cache)
+    with refused("x has width 14, the layer was built for 13", cache):
+        layer(numbers(B, T, 14), cache=cache)
+
+
 @pairs(DECODERS)
 @torch.no_grad()
 def test_refused_calls_leave_the_cache_alone(name, make):

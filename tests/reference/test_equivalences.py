@@ -26,28 +26,45 @@ def test_gqa_with_a_key_head_for_each_query_head_is_mha():
     import torch
     from torch import nn
 
-    from attnref import GroupedQueryAttention, MultiHeadAttention
+    from attnref import GroupedQueryAttention
+    from attnref.plain.mha import MHA
 
-    mha = MultiHeadAttention(d_model=24, n_heads=6).double()
-    nn.init.normal_(mha.q_proj.weight)  # a flat softmax would hide errors
     gqa = GroupedQueryAttention(d_model=24, n_heads=6, n_kv_heads=6).double()
-    gqa.load_state_dict(mha.state_dict())
-    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    nn.init.normal_(gqa.q_proj.weight)  # a flat softmax would hide errors
+    mha = MHA(d_model=24, n_heads=6).double()  # shares no code with the layer
+    mha.load_state_dict(gqa.state_dict())
+    x = torch.randn(3, 7, 24, dtype=torch.float64)
     assert torch.allclose(gqa(x), mha(x), rtol=0, atol=1e-12)
     # --8<-- [end:gqa_is_mha]
 
 
 def test_gqa_with_one_key_head_is_mqa():
     # --8<-- [start:gqa_is_mqa]
-    from attnref import MultiQueryAttention
+    from attnref.plain.mqa import MQA
 
-    mqa = MultiQueryAttention(d_model=24, n_heads=6).double()
-    nn.init.normal_(mqa.q_proj.weight)
     gqa = GroupedQueryAttention(d_model=24, n_heads=6, n_kv_heads=1).double()
-    gqa.load_state_dict(mqa.state_dict())
-    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    nn.init.normal_(gqa.q_proj.weight)
+    mqa = MQA(d_model=24, n_heads=6).double()
+    mqa.load_state_dict(gqa.state_dict())
+    x = torch.randn(3, 7, 24, dtype=torch.float64)
     assert torch.allclose(gqa(x), mqa(x), rtol=0, atol=1e-12)
     # --8<-- [end:gqa_is_mqa]
+
+
+def test_a_broken_layer_is_no_longer_equal(monkeypatch):
+    """Of classes that inherit from each other, both would be broken."""
+    forward = GroupedQueryAttention.forward
+    monkeypatch.setattr(
+        GroupedQueryAttention,
+        "forward",
+        lambda self, x, **options: forward(self, x, **options).flip(1),
+    )
+    for proof in (
+        test_gqa_with_a_key_head_for_each_query_head_is_mha,
+        test_gqa_with_one_key_head_is_mqa,
+    ):
+        with pytest.raises(AssertionError):
+            proof()
 
 
 LOOPS = {

@@ -36,10 +36,11 @@ from attnref import (
     Window,
     padding_mask,
 )
+from tests.cores import ATTEND
 from tests.kit import sampled
 from tests.kit.caches import unchanged
 from tests.kit.compare import relative_error
-from tests.kit.layers import CORES, B, E, H, tokens
+from tests.kit.layers import B, E, H, tokens
 from tests.kit.other_caches import Backwards
 from tests.variants import DECODERS, VARIANTS, variant
 
@@ -217,7 +218,7 @@ class History:
     def __init__(self, draw):
         self.draw, pick = draw, draw.choice
         self.name = pick([name for name in DECODERS if name != "dsa"])
-        self.core = pick([*CORES, "sdpa", "sdpa", "fused"])
+        self.core = pick([*ATTEND, "sdpa", "sdpa", "fused"])
         ringed = [rule for rule, its in RULES.items() if its.rings]
         self.kind = rule = pick([*RULES, *ringed, *ringed])
         self.bias = bias = pick([*BIASES, "uneven", "relative"])
@@ -260,7 +261,7 @@ class History:
             rope=self.rope,
             causal=RULES[rule].rule(self.ids),
             scores=Scores(**own, bias=BIASES[bias][0]),
-            attend=CORES[self.core],
+            attend=ATTEND[self.core],
         )
         self.shown = [self.name, self.core, rule, bias, rope, self.pads]
         self.shown += [self.places, ring or kind]

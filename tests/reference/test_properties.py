@@ -28,15 +28,13 @@ from attnref import (
     fused,
     token_positions,
 )
-from attnref.check import properties
+from attnref.judge import properties
 from attnref.numbers.kv_memory import DTYPES, group_bytes
 from sitekit import ROOT, api
+from tests.cores import ATTEND, CORES
 from tests.kit import sampled
 from tests.kit.compare import relative_error
 from tests.kit.layers import (
-    CORES,
-    MISSING,
-    NO_GRADIENTS,
     B,
     C,
     D,
@@ -119,13 +117,21 @@ def test_every_layer_core_and_cache_is_under_the_properties():
         for name in {*attnref.__all__} - {*public(object)}
     }
     wanted = {"q", "k", "v", "mask", "scale", "dropout"}
-    cores = {
+    public_cores = {
         name
         for name, signature in signatures.items()
         if signature.parameters.keys() >= wanted
         and signature.return_annotation is torch.Tensor
     }
-    assert cores == {*CORES} | MISSING, "tests/kit/layers.py: CORES"
+    cores = {
+        core.function.__name__
+        for core in CORES.values()
+        if not core.internal and core.package == "torch"
+    }
+    lack = public_cores - cores
+    assert not lack, f"no CORE in the test file of {sorted(lack)}"
+    lack = cores - public_cores
+    assert not lack, f"{sorted(lack)} are not public; or declare `internal`"
     unused = {*CACHES}.difference(*SERVING.values())
     unused -= {
         "ring"
@@ -360,13 +366,14 @@ def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core, every):
         ruled += [{"causal": Window(3) & rows}]
     ways = list(product(VARIANTS[name].options, ruled))
     ways = ways if every else ways[:: len(ways) - 1]  # the first and the last
-    for options, causal in ways[-1:] if core in NO_GRADIENTS else ways:
+    learns = CORES[core].offers("gradients")
+    for options, causal in ways if learns else ways[-1:]:
         layer, given = variant(name, **options | causal), inputs(name)
         turned = getattr(layer, "rope", None) is not None
         at = token_positions(valid) if turned and n == T else None
 
         def outputs(given=given, at=at, layer=layer):
-            if core in NO_GRADIENTS:
+            if not learns:
                 with torch.no_grad():
                     yield run(name, layer, given)
                     yield run(name, layer, given, (5, 2), make(n), valid, at)
@@ -385,9 +392,9 @@ def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core, every):
                     with torch.no_grad():
                         yield run(name, layer, given, chunks, make(n), *args)
 
-        layer.attend = CORES["sdpa"]
+        layer.attend = attnref.sdpa
         want = [*outputs()]
-        layer.attend, calls = counted(CORES[core])
+        layer.attend, calls = counted(ATTEND[core])
         got = [*outputs()]
         assert calls
         for ours, theirs in zip(got, want, strict=True):
@@ -398,15 +405,15 @@ def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core, every):
 @each_core
 @torch.no_grad()
 def test_the_core_that_is_called_is_the_one_it_was_built_with(name, core):
-    attend, calls = counted(CORES[core])
+    attend, calls = counted(ATTEND[core])
     layer = variant(name, attend=attend, dropout=0.5)
     assert layer.attend is attend
     run(name, layer, inputs(name))
     assert [options["dropout"] for options in calls] == [0.0]
-    if core not in NO_GRADIENTS:
+    if CORES[core].offers("dropout"):
         run(name, layer.train(), inputs(name))
     else:
-        with pytest.raises(ValueError, match="flex has no dropout"):
+        with pytest.raises(ValueError, match=CORES[core].lacks["dropout"]):
             run(name, layer.train(), inputs(name))
     assert [options["dropout"] for options in calls] == [0.0, 0.5]
     assert built(name).attend is attnref.sdpa
@@ -610,7 +617,7 @@ def test_the_bytes_of_its_cache_are_those_predicted(name, make):
 
 
 # Those that are compiled whole: the tiles of `flash` are chosen by values.
-COMPILED = {"sdpa": CORES["sdpa"], "fused": fused}
+COMPILED = {"sdpa": attnref.sdpa, "fused": fused}
 
 
 ALL = once(LAYERS)
@@ -714,6 +721,9 @@ def test_all_layers_compile_for_any_length(attend):
             assert relative_error(got, want) <= 1e-14
 
 
+# torch's own scan asks for the .grad of what is no leaf, and uses torch.jit.
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 @each_compiled_core("fused")
 def test_all_layers_are_exported_for_any_length(attend, names):
     """But DSA, which chooses keys only where there are more than it reads."""

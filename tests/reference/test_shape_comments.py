@@ -3,13 +3,16 @@
 import ast
 import re
 from functools import partial
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
 
 import attnref
-from attnref.check.shapes import Tracer, comments
 from attnref.core.few import few
+from attnref.judge import questions
+from attnref.judge.shapes import Tracer, comments
 from attnref.plain import (
     alibi,
     deepseek_v4,
@@ -29,6 +32,7 @@ from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
 from attnref.plain.kv_cache import KVCache
 from attnref.plain.mha import MHA
+from attnref.plain.mha_cached import mha_cached
 from attnref.plain.mqa import MQA
 from attnref.plain.rope import rope
 from attnref.plain.sample import sample
@@ -36,7 +40,7 @@ from attnref.released.generate import rendered, source
 from attnref.released.record import AttentionRecord
 from sitekit import ROOT
 from sitekit.markdown.pages import markdown_files, stem_of
-from tests.kit import sampled
+from tests.kit import kernels, sampled
 from tests.kit.layers import DN, DR, DV, B, D, E, H, K, Q, R, S, T
 from tests.kit.programs import SLOW, program_of
 from tests.variants import (
@@ -96,6 +100,13 @@ def every_public_call():
         decoder(torch.zeros(B, T, dtype=torch.int64), caches=[cache])
 
 
+def asked():
+    """With heads of the letters' sizes: its own have as many tokens as rows."""
+    heads = partial(questions.heads, B, H, K, T, S, D)
+    with patch.object(questions, "heads", heads):
+        questions.log_sum_exp(questions.Conventions())
+
+
 def plain_functions():
     q, k = torch.randn(B, H, T, D), torch.randn(B, H, S, D)
     v, seen = torch.randn(B, H, S, DV), masks.window_mask(T, S, 3)
@@ -146,6 +157,9 @@ def plain_full_width():
     x, context = torch.randn(B, T, H * D), torch.randn(B, S, H * D)
     MHA(H * D, H)(x)
     CrossAttention(H * D, H)(x, context)
+    weights = torch.randn(4, H * D, H * D)
+    _, cache = mha_cached(x, *weights, H)
+    mha_cached(x, *weights, H, cache)
 
 
 def plain_one_key():
@@ -275,11 +289,14 @@ def each_layer_after_others():
 
 @pytest.mark.whole
 def test_every_shape_comment_of_the_package_is_right():
-    files = (ROOT / "attnref").rglob("*.py")
-    sources = {str(p): p.read_text(encoding="utf-8") for p in files}
+    sources = {
+        str(p): p.read_text(encoding="utf-8")
+        for p in (ROOT / "attnref").rglob("*.py")
+        if kernels.INTERPRETED or p.parent.name != "kernels"
+    }
     sources |= WRITTEN
     tracer = Tracer(sources, LETTERS)
-    calls = [every_public_call, *each_layer_after_others()]
+    calls = [every_public_call, asked, *each_layer_after_others()]
     with tracer:
         for call in calls:
             call()
@@ -354,7 +371,7 @@ def f(x, y):
     )  # (T, B); a copy
     if y:
         return w.mT  # (B, T)
-    a, b = x, x + 1  # (..., T)
+    a, b = x, x + 1  # (..., T)  # fmt: skip
     z += 1  # (T, B)
     return w @ x  # (T, T)
 """
@@ -367,6 +384,7 @@ WRONG = {
     "a statement of several lines": ("# (T, B); a copy", "# (B, T); a copy"),
     "a wrong end": ("w @ x  # (T, T)", "w @ x  # (..., B)"),
     "an end that is too long": ("w @ x  # (T, T)", "w @ x  # (..., 5, T, T)"),
+    "before a formatter's comment": ("T)  # fmt: skip", "B)  # fmt: skip"),
     "an unknown letter": ("w @ x  # (T, T)", "w @ x  # (T, 2 * Z)"),
 }
 
@@ -424,6 +442,14 @@ def test_a_run_with_two_letters_of_one_size_does_not_count():
     assert both.unreached() == []
 
 
+def test_sizes_in_a_kernel_are_read_as_numbers():
+    """Triton wraps each into an object with a `value`."""
+    tile = SimpleNamespace(shape=[SimpleNamespace(value=n) for n in (3, 5)])
+    tracer = traced("def f(x):\n    y = x  # (B, T)\n    return y\n", (tile,))
+    assert tracer.faults == []
+    assert tracer.seen == {("f", 2): ((3, 5), {"B": 3, "T": 5})}
+
+
 def test_a_comment_that_no_run_reaches_is_seen():
     tracer = traced(RIGHT, (torch.ones(3, 5), True))
     assert [line for _, line, _ in tracer.unreached()] == [11, 12, 13]
@@ -432,3 +458,37 @@ def test_a_comment_that_no_run_reaches_is_seen():
 def test_a_comment_that_belongs_to_nothing_is_seen():
     with pytest.raises(ValueError, match="belongs to nothing"):
         comments("f(x)  # (B, T)\n")
+
+
+WITHIN = """
+def f(x):
+    a, b = (
+        y + 1  # (B, T)
+        for y in (x, x)
+    )
+    return a, b
+"""
+BEHIND = """
+def f(x):
+    a, b = (
+        y + 1
+        for y in (x, x)
+    )  # (B, T)
+    return sum(y for y in (a, b))  # (B, T)
+"""
+
+
+def test_a_comment_within_a_generator_is_refused_with_its_place():
+    message = r"^f:4: # \(B, T\) is within a generator, .* \(line 6\)$"
+    with pytest.raises(ValueError, match=message):
+        traced(WITHIN, (torch.ones(3, 5),))
+
+
+def test_a_comment_behind_a_generator_is_of_its_statement():
+    x = torch.ones(3, 5)
+    tracer = traced(BEHIND, (x,))
+    assert (tracer.faults, tracer.unreached()) == ([], [])
+    swapped = BEHIND.replace(")  # (B, T)", ")  # (T, B, 1)")
+    assert [f[:4] for f in traced(swapped, (x,)).faults] == 2 * ["f:6:"] + [
+        "f:7:"
+    ]

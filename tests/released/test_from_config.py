@@ -10,19 +10,19 @@ import torch
 from attnref.numbers.kv_memory import kv_bytes, state_bytes
 from attnref.numbers.shapes import Compressed
 from attnref.released import specs
-from attnref.released.from_config import model_from_config
 from attnref.released.record import families, sized
 from attnref.released.specs import configs, find_model
-from tests.kit.families import FAMILIES, SIZED, config_of, model_of
+from tests.kit.families import FAMILIES, SIZED, config_of, model_of, shape_of
 
 UNLIKE = {"granite4_vision_text", "openai-gpt"}  # have no cache to count
 
 
-def read(config):
-    return model_from_config(json.loads(json.dumps(config.to_dict())))
+def shape_of_theirs(config):
+    """The shape of a config of transformers, as if read from a file."""
+    return shape_of(json.loads(json.dumps(config.to_dict())))
 
 
-# One of each kind is compared in every run, and all in the audit.
+# Every run compares one family of each kind, and the audit all families.
 QUICK = {
     *("deepseek_v4", "dory", "inkling2_loop_text", "mistral_large4_text"),
     "deepseek_v3",
@@ -32,7 +32,7 @@ QUICK = {
     "jamba",
     "llama4_text",
 }
-EACH, SIZES = (
+ATTENTION_FAMILIES, SIZED_FAMILIES = (
     [
         pytest.param(f, marks=() if f in QUICK else pytest.mark.audit)
         for f in names
@@ -41,7 +41,7 @@ EACH, SIZES = (
 )
 
 
-# What is off by default, and adds or takes away parameters.
+# Fields that change the parameters, with values that are not the default.
 FLAGS = {
     "bamba": {"mamba_proj_bias": True, "mamba_conv_bias": False},
     "falcon": {"new_decoder_architecture": False, "parallel_attn": False},
@@ -62,70 +62,72 @@ FLAGS = {
 
 
 @pytest.mark.parametrize(
-    ("family", "more"),
-    [pytest.param(*p.values, {}, marks=p.marks) for p in EACH]
+    ("family", "changes"),
+    [pytest.param(*p.values, {}, marks=p.marks) for p in ATTENTION_FAMILIES]
     + [*FLAGS.items()],
 )
-def test_the_parameters_of_a_family_are_those_of_transformers(family, more):
-    """Those whose whole model is known; of the others, none are counted."""
-    config = config_of(family, **more)
+def test_the_parameters_of_a_family_are_those_of_transformers(family, changes):
+    """A family of which not every module is known has no count."""
+    config = config_of(family, **changes)
     tied = getattr(config, "tie_word_embeddings", None)
-    given = json.loads(json.dumps(config.to_dict()))  # the model with the head
-    given["tie_word_embeddings"] = bool(tied)  # says so, if the text does not
-    counted = model_from_config(given).params
-    assert (counted is not None) == bool(families()[family].weights)
-    if counted is not None:
+    fields = json.loads(json.dumps(config.to_dict()))  # the model with the head
+    fields["tie_word_embeddings"] = bool(tied)  # says so, if the text does not
+    params = shape_of(fields).params
+    assert (params is not None) == bool(families()[family].weights)
+    if params is not None:
         model = model_of(config)
         count = sum(weight.numel() for weight in model.parameters())
         heads = {"lm_head", "embed_out"} & model._modules.keys()
         if not heads and not tied:
             count += config.vocab_size * config.hidden_size
-        assert counted == count
+        assert params == count
 
 
 def test_each_family_of_sizes_is_compared_and_has_no_other_row():
     assert {*SIZED} == {*sized()}
     folder = Path(specs.__file__).parent
-    rows, others = (
+    rows, other_rows = (
         {*tomllib.loads((folder / name).read_text("utf-8"))}
         for name in ("sizes.toml", "families.toml")
     )
-    assert not rows & others, "delete the rows of sizes.toml"
+    assert not rows & other_rows, "delete the rows of sizes.toml"
 
 
-STORED = "keys", "values", "indexer_keys", "idx_keys"
+TENSORS = "keys", "values", "indexer_keys", "idx_keys"
 
 
 @pytest.mark.parametrize(
-    "family", [p for p in EACH if p.values[0] not in UNLIKE] + SIZES
+    "family",
+    [p for p in ATTENTION_FAMILIES if p.values[0] not in UNLIKE]
+    + SIZED_FAMILIES,
 )
 def test_the_cache_of_every_family_is_that_of_transformers(family):
     config = config_of(family)
-    model, tokens = read(config), 5
+    model, tokens = shape_of_theirs(config), 5
     out = model_of(config)(torch.randint(3, 41, (3, tokens)), use_cache=True)
     past = out.cache
-    # One vector is key and value: theirs stores it twice, beside a window.
-    compressed = isinstance(model.groups[0], Compressed)
-    held = sum(
+    # One vector is key and value: transformers stores it twice in a window.
+    is_compressed = isinstance(model.groups[0], Compressed)
+    elements = sum(
         getattr(layer, name).numel()
         for layer in past.layers
-        for name in STORED
+        for name in TENSORS
         if isinstance(getattr(layer, name, None), torch.Tensor)
-        and not (compressed and name == "values")
+        and not (is_compressed and name == "values")
     )
-    held += sum(
+    elements += sum(
         entries.numel()
         for layer in past.layers
         for entries in getattr(layer, "compressed_kv", {}).values()
         if entries is not None
     )
     if family == "falcon":  # it stores each head for every query head
-        held //= model.groups[0].q_heads // model.groups[0].kv_heads
-    if family == "glm5_next_text":  # and whether each token is a pad
+        elements //= model.groups[0].q_heads // model.groups[0].kv_heads
+    if family == "glm5_next_text":  # it stores whether each token is a pad
         keys = [getattr(layer, "indexer_keys", None) for layer in past.layers]
-        held -= sum(3 * tokens for each in keys if each is not None)
-    stored = kv_bytes(model, tokens, batch=3) - state_bytes(model, batch=3)
-    assert stored == 2 * held
+        elements -= sum(3 * tokens for key in keys if key is not None)
+    size = kv_bytes(model, tokens, batch=3) - state_bytes(model, batch=3)
+    assert size == 2 * elements
     if "not counted" in model.note:
         return
     states = [states_of(layer) for layer in past.layers]
@@ -135,8 +137,8 @@ def test_the_cache_of_every_family_is_that_of_transformers(family):
 
 
 def states_of(layer):
-    """In float32, and inputs of a convolution in bfloat16, without the newest
-    one: a next step does without it."""
+    """The bytes of states in float32, and of the inputs of a convolution in
+    bfloat16, but for the newest one: the next step does not read it."""
     states = getattr(layer, "recurrent_states", {}).values()
     inputs = getattr(layer, "conv_states", {}).values()
     return sum(4 * t.numel() for t in states if t is not None) + sum(
@@ -145,32 +147,31 @@ def states_of(layer):
 
 
 @pytest.mark.parametrize(
-    "more",
+    "changes",
     [
         {"indexer_types": ["full", "full", "shared", "full"]},
         {"index_topk_pattern": "FSSF"},
         {"index_topk_freq": 3, "index_skip_topk_offset": 1},
     ],
-    ids=lambda more: next(iter(more)),
+    ids=lambda changes: next(iter(changes)),
 )
-def test_layers_that_share_an_indexer_store_no_key_of_their_own(more):
-    config = config_of("glm_moe_dsa", **more)
-    given = json.loads(json.dumps(config.to_dict()))
-    if "indexer_types" not in more:  # as the Hub has it
-        del given["indexer_types"]
-    model = model_from_config(given | more)
-    stored = [g.index_dim for g in model.groups for _ in range(g.layers)]
+def test_layers_that_share_an_indexer_store_no_key_of_their_own(changes):
+    config = config_of("glm_moe_dsa", **changes)
+    fields = json.loads(json.dumps(config.to_dict()))
+    if "indexer_types" not in changes:  # as the Hub has it
+        del fields["indexer_types"]
+    model = shape_of(fields | changes)
+    widths = [g.index_dim for g in model.groups for _ in range(g.layers)]
     theirs = model_of(config)
     assert model.params == sum(w.numel() for w in theirs.parameters())
     past = theirs(torch.randint(3, 41, (3, 5)), use_cache=True).cache
-    held = [layer.indexer_keys for layer in past.layers]
-    wanted = sum(keys.shape[-1] for keys in held if keys is not None)
-    assert sum(stored) == wanted < 4 * config.index_head_dim
+    indexer_keys = [layer.indexer_keys for layer in past.layers]
+    total = sum(keys.shape[-1] for keys in indexer_keys if keys is not None)
+    assert sum(widths) == total < 4 * config.index_head_dim
 
 
 def test_a_file_without_the_number_of_tokens_has_a_cache_to_count():
-    given = config_of("gpt2").to_dict() | {"vocab_size": None}
-    model = model_from_config(given)
+    model = shape_of(config_of("gpt2").to_dict() | {"vocab_size": None})
     assert model.params is None and kv_bytes(model, 5)
 
 
@@ -178,30 +179,32 @@ def test_layers_whose_state_is_not_known_are_refused():
     config = config_of("llama").to_dict()
     message = "layers of the kind linear_attention store .* counted too small"
     with pytest.raises(ValueError, match=message):
-        model_from_config(config | {"layer_types": 4 * ["linear_attention"]})
+        shape_of(config | {"layer_types": 4 * ["linear_attention"]})
     config = config_of("lfm2").to_dict()
-    with pytest.raises(ValueError, match="lfm2: kernel=0 is not a valid value"):
-        model_from_config(config | {"conv_L_cache": 0})
     with pytest.raises(
-        ValueError, match="lfm2: kernel=None is not a valid value"
+        ValueError, match="lfm2: kernel cannot be computed from conv_L_cache=0"
     ):
-        model_from_config(config | {"conv_L_cache": None})
+        shape_of(config | {"conv_L_cache": 0})
+    with pytest.raises(
+        ValueError, match="lfm2: the config has no conv_L_cache"
+    ):
+        shape_of(config | {"conv_L_cache": None})
 
 
 def test_a_field_that_is_not_known_is_refused_if_it_may_change_bytes():
-    """By its name; all such fields are named at once, and others are noted."""
+    """Its name decides. All such fields are named; other fields are noted."""
     config = config_of("llama").to_dict()
-    known, more = model_from_config(config), {"qkv_clip": 3, "use_mystery": 1}
-    more |= {"rope_scaling": {"type": "su", "mystery": 2}}
-    lenient = model_from_config(config | {"rope_parameters": None} | more)
+    changes = {"qkv_clip": 3, "use_mystery": 1, "rope_parameters": None}
+    changes |= {"rope_scaling": {"type": "su", "mystery": 2}}
+    lenient = shape_of(config | changes)
     assert lenient.unread == ("qkv_clip", "use_mystery")
-    assert lenient.groups == known.groups and lenient.params is None
+    assert lenient.groups == shape_of(config).groups and lenient.params is None
     wrong = {"num_kv_shared_layers": 2, "mystery_rank": 7, "use_mystery": 1}
     message = r"stored: num_kv_shared_layers=2, mystery_rank=7$"
     with pytest.raises(ValueError, match=message):
-        model_from_config(config | wrong)
+        shape_of(config | wrong)
     with pytest.raises(ValueError, match=r"stored: mystery_window=7$"):
-        model_from_config(config_of("dory").to_dict() | {"mystery_window": 7})
+        shape_of(config_of("dory").to_dict() | {"mystery_window": 7})
 
 
 def test_loops_have_a_cache_for_each_run():
@@ -209,9 +212,9 @@ def test_loops_have_a_cache_for_each_run():
     where only the last run writes."""
     dory = {"model_type": "dory", "hidden_size": 2560, "head_dim": 256}
     dory |= {"num_attention_heads": 16, "num_key_value_heads": 4}
-    assert model_from_config(dory).layers == 56
+    assert shape_of(dory).layers == 56
     last = {"recurrent_kv_cache_mode": "last_loop"}
-    assert model_from_config(dory | last).layers == 36
+    assert shape_of(dory | last).layers == 36
 
 
 def test_parameters_of_a_file_of_images_too_are_those_of_its_text():
@@ -220,15 +223,15 @@ def test_parameters_of_a_file_of_images_too_are_those_of_its_text():
     config |= {"hidden_size": 3584, "intermediate_size": 18944}
     config |= {"num_attention_heads": 28, "num_key_value_heads": 4}
     config |= {"vocab_size": 152064, "tie_word_embeddings": False}
-    whole = model_from_config(config | {"use_sliding_window": False})
-    assert whole.params == 7_615_616_512
+    model = shape_of(config | {"use_sliding_window": False})
+    assert model.params == 7_615_616_512
 
 
 def test_makers_round_what_the_released_config_gives():
-    """The number of parameters, at most by 2%."""
-    rounded = {}
+    """Their number of parameters differs from the count by at most 2%."""
+    errors = {}
     for id, config in configs().items():
-        counted, given = model_from_config(config).params, find_model(id).params
-        if counted and counted != given:  # the row has that of its makers
-            rounded[id] = abs(counted / given - 1)
-    assert len(rounded) >= 8 and max(rounded.values()) < 0.02, rounded
+        count, published = shape_of(config).params, find_model(id).params
+        if count and count != published:
+            errors[id] = abs(count / published - 1)
+    assert len(errors) >= 8 and max(errors.values()) < 0.02, errors

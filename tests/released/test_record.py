@@ -3,11 +3,14 @@
 import json
 import math
 import random
+import re
 from contextlib import suppress
 from dataclasses import fields
+from inspect import getmodule, getsource
 
 import pytest
 from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnref import AttentionRecord, attention_of
@@ -17,14 +20,21 @@ from attnref.released.generate import file_of
 from attnref.released.record import (
     OF_ROPE,
     families,
-    fields_of,
-    mixers_of,
     read_by,
-    records_of,
+    read_config,
 )
 from attnref.released.specs import configs
 from attnref.released.weights import LAST
-from tests.kit.families import FAMILIES, HOSTILE, config_of, spoiled
+from tests.kit.families import (
+    FAMILIES,
+    HOSTILE,
+    class_of,
+    config_of,
+    mixers_of,
+    records_of,
+    shape_of,
+    spoiled,
+)
 
 LLAMA = {
     "model_type": "llama",
@@ -91,7 +101,7 @@ OLD = {
 )
 def test_both_schemas_give_one_record(config):
     """transformers reads the file and writes it with the fields of today."""
-    family = fields_of(config)["model_type"]
+    family = read_config(config).family
     kind = CONFIG_MAPPING[family]
     copied = json.loads(json.dumps(config | {"model_type": family}))
     today = kind.from_dict(copied)  # which changes what it is given
@@ -101,7 +111,7 @@ def test_both_schemas_give_one_record(config):
 
 def both(config):
     """The records of all layers, of whatever kind."""
-    return records_of(config), mixers_of(fields_of(config))
+    return records_of(config), mixers_of(config)
 
 
 ATTENDS = {  # by default, all layers are recurrent
@@ -121,20 +131,20 @@ ATTENDS = {  # by default, all layers are recurrent
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_field_left_out_means_what_transformers_takes(family):
     kind = CONFIG_MAPPING[family]
-    known = kind().to_dict()
-    more = dict(ATTENDS.get(family, {}))
-    if {"hidden_size", "num_attention_heads"} <= known.keys():
-        more["hidden_size"] = 64 * known["num_attention_heads"]
-    whole = kind(**more).to_dict()
+    defaults = kind().to_dict()
+    changes = dict(ATTENDS.get(family, {}))
+    if {"hidden_size", "num_attention_heads"} <= defaults.keys():
+        changes["hidden_size"] = 64 * defaults["num_attention_heads"]
+    full = kind(**changes).to_dict()
     for name in families()[family].defaults:
-        gone = {name, "rope_parameters"} if name in OF_ROPE else {name}
-        short = {k: v for k, v in whole.items() if k not in gone}
-        assert records_of(short) == records_of(whole), f"without {gone}"
+        names = {name, "rope_parameters"} if name in OF_ROPE else {name}
+        short = {k: v for k, v in full.items() if k not in names}
+        assert records_of(short) == records_of(full), f"without {names}"
     # Of other fields, that or a refusal.
-    given = config_of(family).to_dict()
+    fields = config_of(family).to_dict()
     reads = families()[family].reads | read_by(families()[family].mixer)
-    for name in sorted(reads & given.keys()):
-        short = {k: v for k, v in given.items() if k != name}
+    for name in sorted(reads & fields.keys()):
+        short = {k: v for k, v in fields.items() if k != name}
         with suppress(ValueError, StrictDataclassError):
             ours = both(short)
             theirs = kind.from_dict(short).to_dict()
@@ -143,11 +153,11 @@ def test_a_field_left_out_means_what_transformers_takes(family):
 
 def test_kimi_k2_is_read_as_what_it_repeats():
     """Its makers call it so to tell the two apart; the code is the same."""
-    whole = RELEASED["deepseek-v3"]
-    assert records_of(whole | {"model_type": "kimi_k2"}) == records_of(whole)
-    nested = {"model_type": "kimi_k25", "text_config": whole}
-    nested["text_config"] = whole | {"model_type": "kimi_k2"}
-    assert records_of(nested) == records_of(whole)
+    base = RELEASED["deepseek-v3"]
+    assert records_of(base | {"model_type": "kimi_k2"}) == records_of(base)
+    nested = {"model_type": "kimi_k25", "text_config": base}
+    nested["text_config"] = base | {"model_type": "kimi_k2"}
+    assert records_of(nested) == records_of(base)
 
 
 def test_a_file_of_images_too_says_its_family_outside():
@@ -159,24 +169,93 @@ def test_a_file_of_images_too_says_its_family_outside():
     assert attention_of(nested) == attention_of(LLAMA)
 
 
+THINKERS = "qwen2_5_omni", "qwen3_omni_moe", "qwen3_asr"
+
+
+@pytest.mark.parametrize("family", THINKERS)
+def test_of_a_model_that_hears_the_text_model_is_read(family):
+    """Its file has it in that of the thinker, which one of them has alone."""
+    text = AutoConfig.for_model(family).to_json_string(use_diff=False)
+    fields = json.loads(text)
+    thinker = fields.get("thinker_config", fields)
+    thinker["text_config"]["head_dim"] = 128
+    text = thinker["text_config"]
+    assert len(records_of(text)) == text["num_hidden_layers"] >= 28
+    assert records_of(fields) == records_of(text)
+    assert records_of({"thinker_config": thinker}) == records_of(text)
+    quant = {"quantization_config": {"quant_method": "fp8"}}
+    outer = {"model_type": family, "thinker_config": thinker, **quant}
+    fields = read_config(text).fields | quant
+    assert read_config(outer).fields.items() >= fields.items()
+    if family == "qwen3_asr":
+        audio = {"use_qk_norm": True, "audio_config": {"d_model": 64}}
+        for name in ("qwen3_asr_text", "qwen3_asr_thinker", None):
+            flat = {"thinker_config": text | audio | {"model_type": name}}
+            flat["model_type"] = family
+            assert read_config(flat).family == "qwen3"
+            assert [*records_of(flat)] == [*records_of(text)]
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("minimax_m3", "minimax_m3_vl_text"), ("deepseek_ref", "deepseek_v4")],
+)
+def test_a_family_has_other_names_in_files_of_engines(name, family):
+    fields = config_of(family).to_dict()
+    assert both(fields | {"model_type": name}) == both(fields)
+
+
 def test_the_first_lines_say_what_else_weights_and_positions_need():
     quantised = {"quantization_config": {"quant_method": "fp8"}}
-    assert "dequantise them first.\nWritten by" in file_of(LLAMA | quantised)
+    header = file_of(LLAMA | quantised).split('"""')[1]
+    assert "quantised by fp8, as published; load refuses them.\n" in header
     images = config_of("qwen2_5_vl_text").to_dict()
-    assert "first.\nFor text: a token of an" in file_of(images | quantised)
+    assert "them.\nWith images, forward" in file_of(images | quantised)
+    hunyuan = config_of("hunyuan_vl_text").to_dict()
+    assert "them.\nFor text: a token" in file_of(hunyuan | quantised)
     assert "For text" not in file_of(LLAMA)
+
+
+# Where the tokens of an image see each other, in transformers, and a family
+# of which no file has it.
+SEEN_BY_EACH_OTHER = {"gemma3_text", "gemma4_unified_text", "molmo2_text"}
+OTHERS = "molmo2_text"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_says_what_it_takes_with_images_or_that_it_is_for_text(family):
+    config = config_of(family)
+    header = file_of(config).split('"""')[1]
+    source = getsource(getmodule(class_of(config)))
+    text = "For text: a token of an image has three positions" in header
+    takes = "forward takes places= (3, B, T)" in header
+    assert takes == ("places=None" in file_of(config))
+    assert (text or takes) == ("def get_rope_index" in source)
+    assert not (text and takes)
+    text = "For text: the tokens of an image see each other" in header
+    assert text == (family == OTHERS)
+    takes = "forward takes blocks= (B, S)" in header
+    assert takes == ("blocks=None" in file_of(config))
+    assert (text or takes) == (family in SEEN_BY_EACH_OTHER)
+
+
+def test_of_gemma_4_only_files_with_images_take_their_numbers():
+    config = config_of("gemma4_text").to_dict()
+    assert "blocks" not in file_of(config)
+    vision = config | {"use_bidirectional_attention": "vision"}
+    assert "blocks=None" in file_of(vision)
 
 
 def test_layers_are_called_as_earlier_versions_wrote_them():
     config = config_of("glm_moe_dsa").to_dict()
     config["layer_types"] = 4 * ["indexed_attention"]
-    old = config | {"layer_types": 4 * ["deepseek_sparse_attention"]}
-    assert records_of(old) == records_of(config)
-    other = config | {"layer_types": 4 * ["sparser_attention"]}
+    old_names = config | {"layer_types": 4 * ["deepseek_sparse_attention"]}
+    assert records_of(old_names) == records_of(config)
+    unknown = config | {"layer_types": 4 * ["sparser_attention"]}
     with pytest.raises(
         ValueError, match="attention; all are sparser_attention"
     ):
-        records_of(other)
+        records_of(unknown)
 
 
 IGNORES = "cohere2_moe"  # transformers drops its rope_scaling
@@ -184,14 +263,14 @@ IGNORES = "cohere2_moe"  # transformers drops its rope_scaling
 
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - {IGNORES}))
 def test_the_base_of_rope_may_stand_within_its_scaling(family):
-    given = json.loads(json.dumps(config_of(family).to_dict()))
-    rope = given.pop("rope_parameters", None) or {}
+    fields = json.loads(json.dumps(config_of(family).to_dict()))
+    rope = fields.pop("rope_parameters", None) or {}
     if rope and not any(isinstance(part, dict) for part in rope.values()):
-        given["rope_scaling"] = rope | {"rope_theta": 123456.0}
-        for more in ({}, {"rope_theta": 777.0}):
-            copied = json.loads(json.dumps(given | more))
-            theirs = CONFIG_MAPPING[family].from_dict(copied).to_dict()
-            assert records_of(given | more) == records_of(theirs)
+        fields["rope_scaling"] = rope | {"rope_theta": 123456.0}
+        for changes in ({}, {"rope_theta": 777.0}):
+            copy = json.loads(json.dumps(fields | changes))
+            theirs = CONFIG_MAPPING[family].from_dict(copy).to_dict()
+            assert records_of(fields | changes) == records_of(theirs)
 
 
 def test_a_record_is_frozen_and_hashable():
@@ -212,6 +291,10 @@ REFUSED = {
     "mysteries": (
         {"use_mystery": True, "mystery_rank": 7, "vocab_size": 9},
         "remove those that do not: use_mystery=True, mystery_rank=7$",
+    ),
+    "an object": (  # which nobody is told to remove
+        {"use_mystery": True, "speaker_config": {"a": 1}},
+        "change attention, or hold the text model: use_mystery=True, speak",
     ),
     "all at once": (
         {"qkv_clip": 3, "use_mystery": True},
@@ -246,9 +329,29 @@ REFUSED = {
     ),
     "too many": ({"partial_rotary_factor": 2}, "rotates 256 channels of 128"),
     "layers": ({"num_hidden_layers": "many"}, "num_hidden_layers='many'"),
+    "window": (
+        {"model_type": "qwen3", "sliding_window": -5},
+        "qwen3: sliding_window=-5 is not positive",
+    ),
     "other name": (
         {"num_hidden_layers": None, "n_layer": 0},
         "llama: n_layer=0 is no",
+    ),
+    "few kinds": (
+        {"layer_types": ["full_attention"]},
+        "^llama: layer_types has 1 entries for 2 layers$",
+    ),
+    "kinds in text": (
+        {"layer_types": "full"},
+        "^llama: layer_types='full' is not a valid value$",
+    ),
+    "RoPE in text": (
+        {"rope_scaling": "yarn"},
+        "^llama: rope_scaling='yarn' is not a valid value$",
+    ),
+    "RoPE's number in text": (
+        {"rope_scaling": {"type": "yarn", "factor": "4"}},
+        "^llama: factor='4' is not a valid value$",
     ),
     "kinds": ({"layer_types": ["linear_attention"] * 2}, "linear_attention"),
 }
@@ -258,6 +361,43 @@ REFUSED = {
 def test_what_is_not_known_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         attention_of(LLAMA | change)
+
+
+LACKING = {
+    "qwen4_exp_text": (
+        {"num_hidden_layers": 4},
+        "the config has no indexer_kv_heads$",
+    ),
+    "qwen3_next": (
+        {"linear_conv_kernel_dim": None},
+        "the config has no linear_conv_kernel_dim$",
+    ),
+    "minimax_m3_vl_text": (
+        {"rotary_dim": 64, "head_dim": 128},
+        "attention is not known for head_dim=128, .*rotary_dim=64$",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", LACKING)
+def test_a_refusal_names_fields_of_the_config(family):
+    """By what the table calls its entries, nobody finds them."""
+    change, message = LACKING[family]
+    fields = CONFIG_MAPPING[family]().to_dict() | change
+    for read in (both, shape_of):
+        with pytest.raises(ValueError, match=f"^{family}: {message}"):
+            read(fields)
+    if family == "qwen4_exp_text":
+        partial = {**ATTENDS[family], "indexer_budget": None}
+        with pytest.raises(ValueError, match=r"indexer_budget=None$"):
+            records_of(fields | partial)
+
+
+def test_a_draft_model_is_called_one_by_its_sizes_too():
+    draft = {"architectures": ["LlamaForCausalLMEagle3"], "markov_rank": 4}
+    for read in (attention_of, shape_of):
+        with pytest.raises(ValueError, match="llama: this is a draft model"):
+            read(LLAMA | draft)
 
 
 def test_a_pattern_in_letters_gives_way_to_the_types_of_layers():
@@ -323,7 +463,7 @@ LET = {
 }
 ENTRIES = {
     "fields": {"kind", *LET, *(f.name for f in fields(AttentionRecord))},
-    "weights": {"d", *LAST},
+    "weights": {"d", "module", *LAST},
     "state": {"beside", "nothing", *STATE},
 }
 
@@ -332,10 +472,14 @@ ENTRIES = {
 def test_each_entry_of_the_table_is_read(part):
     """One that is misspelled would change nothing, and no test would fail."""
     rows = [getattr(family, part) for family in families().values()]
-    known = ENTRIES[part].union(*map(read_by, rows))
-    assert {name for row in rows for name in row} - known == set()
+    names = ENTRIES[part].union(*map(read_by, rows))
+    # A matrix is named by where it is.
+    places = r"(mlp|mixer|layer|model)\..*"
+    written = {name for row in rows for name in row} - names
+    assert {name for name in written if not re.fullmatch(places, name)} == set()
     for family in families().values():
-        assert family.defaults.keys() <= family.reads | OF_ROPE
+        reads = family.reads | read_by(family.state) | OF_ROPE
+        assert family.defaults.keys() <= reads
 
 
 def outcome(call, *args):
@@ -357,12 +501,21 @@ def test_expressions_of_the_table_mean_what_they_mean_in_python():
     }
     for text in sorted(expressions):
         code = compile(f"({text})", "", "eval")
-        others = {*FUNCTIONS, "get"}
-        names = [name for name in code.co_names if name not in others]
+        functions = {*FUNCTIONS, "get"}
+        names = [name for name in code.co_names if name not in functions]
         assert names_in(text) == names
         for _ in range(20):
             config = {name: chance.choice([*HOSTILE, 2, 3]) for name in names}
-            want = outcome(eval, code, {**FUNCTIONS}, config)
-            assert outcome(value_of, text, config) == want, (text, config)
+            expected = outcome(eval, code, {**FUNCTIONS}, config)
+            assert outcome(value_of, text, config) == expected, (text, config)
     with pytest.raises(ValueError, match="no expression of a family: open"):
         value_of("open('/etc/hosts')", {})
+
+
+@pytest.mark.parametrize("family", ["falcon_mamba", "mamba", "mamba2"])
+def test_a_default_size_of_a_state_may_be_left_out(family):
+    """What the layers keep is counted as in transformers."""
+    full = CONFIG_MAPPING[family]().to_dict()
+    for name in families()[family].defaults:
+        short = {k: v for k, v in full.items() if k != name}
+        assert shape_of(short).groups == shape_of(full).groups, name

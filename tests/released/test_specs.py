@@ -20,7 +20,7 @@ from attnref.numbers.shapes import (
     Store,
 )
 from attnref.released import specs
-from attnref.released.specs import models, when
+from attnref.released.specs import date_key, models
 
 FILE = json.loads(Path(specs.__file__).with_name("specs.json").read_text())
 PLACES = {**specs.PLACES, **FILE["places"]}
@@ -28,7 +28,7 @@ PLACES = {**specs.PLACES, **FILE["places"]}
 
 def test_the_models_are_sorted_by_date_and_cannot_be_changed():
     dates = [model.date for model in models().values()]
-    assert dates == sorted(dates, key=when)
+    assert dates == sorted(dates, key=date_key)
     assert {*models()} == {m["id"] for m in FILE["models"]}
     assert len(models()) == len(FILE["models"])
     ids = [*models()]
@@ -215,7 +215,10 @@ def test_what_each_kind_of_layer_stores():
         conv_channels=11,
         conv_kernel=4,
     )
-    assert state.stores == (Store("state", 6, (35,)), Store("conv", 11, (3,)))
+    assert state.stores == (
+        Store("state", 6, (35,), bits=32),
+        Store("conv", 11, (3,), bits=16),
+    )
 
 
 def test_the_heads_say_which_variant_it_is():

@@ -1,22 +1,19 @@
 """The site in a browser: what a reader sees, copies, searches, takes home."""
 
 import io
-import random
 import re
 import subprocess
 import sys
 import zipfile
 
 import pytest
-import torch
 from PIL import Image
 from playwright.sync_api import expect
 
-import attnref.plain.masks as plain_masks
 from sitekit import ROOT, files
 from sitekit.markdown.pages import body_of, python_blocks
 from tests.kit import sampled
-from tests.kit.site import a_reader, opened, page_of
+from tests.kit.site import a_reader, page_of
 
 # But for what a tab that is not chosen hides.
 DRAWN = "article :is(math, figure svg):not(.tabbed-block *)"
@@ -119,7 +116,7 @@ def test_a_box_of_a_data_flow_and_its_lines_light_up_together(visit, address):
     assert page.locator("svg.flow .lit").count() == 0
 
 
-@pytest.mark.parametrize("path", ["core/sdpa/", "zh/core/masks/"])
+@pytest.mark.parametrize("path", ["layers/mha/", "zh/core/masks/"])
 def test_without_javascript_everything_is_there(visit, address, path):
     def sizes(page):
         boxes = "boxes => boxes.map(b => b.getBoundingClientRect().width)"
@@ -128,8 +125,10 @@ def test_without_javascript_everything_is_there(visit, address, path):
     without = visit(address + path, java_script_enabled=False)
     page = visit(address + path)
     for each in (without, page):  # where scripts run, one frame is shown
-        assert each.locator(".steps .frame").count() == 5 * ("sdpa" in path)
-        moving = ".steps, form, .legend"  # shapes say their letters on hover
+        assert each.locator(".steps .frame").count() == 4 * ("mha" in path)
+        moving = (
+            ".steps, .live, form, .legend"  # shapes say their letters on hover
+        )
         each.eval_on_selector_all(moving, "all => all.map(s => s.remove())")
     assert without.faults == []
     shown = without.locator("article").inner_text()
@@ -317,11 +316,99 @@ def test_code_that_scrolls_is_reached_by_keys_on_a_phone(visit, address):
     )
 
 
+# Two frames after a key: what has the focus, and whether a reader sees it.
+FOCUS = """() => new Promise((go) => requestAnimationFrame(() =>
+  requestAnimationFrame(() => {
+    const e = document.activeElement, box = e.getBoundingClientRect();
+    const x = (box.left + box.right) / 2;
+    const y = (box.top + Math.min(box.bottom, innerHeight)) / 2;
+    const top = document.elementFromPoint(x, y);
+    go({
+      name: `${e.tagName} ${e.textContent.trim().slice(0, 40)}`,
+      seen: box.left >= 0 && box.right <= innerWidth && box.width > 0
+        && box.height > 0 && Boolean(top)
+        && (e.contains(top) || top.contains(e))
+        && e.checkVisibility({opacityProperty: true, visibilityProperty: true}),
+      part: ["article", ".md-sidebar--primary"].find(
+        (part) => e.matches(`${part} *`)) ?? "",
+    });
+  })))"""
+
+
+def stops(page, until):
+    """What Tab leads to, up to the first for which `until` holds."""
+    found = []
+    while not found or not until(found[-1]):
+        page.keyboard.press("Tab")
+        found.append(page.evaluate(FOCUS))
+        assert found[-1]["seen"], found[-1]
+        assert len(found) < 60
+    return found
+
+
+@pytest.mark.parametrize("width", [390, 1024])
+def test_tab_leads_to_what_is_seen_alone(visit, address, width):
+    page = visit(address + "layers/mla/", width=width, reduced_motion="reduce")
+    before = stops(page, lambda stop: stop["part"] == "article")
+    assert not any("Compare" in stop["name"] for stop in before)
+    # The drawer is opened, read, left and closed by keys.
+    drawer = page.locator("#__drawer")
+    button = page.get_by_role("button", name="Navigation", exact=True)
+    side = ".md-sidebar--primary"
+    button.focus()
+    page.keyboard.press("Space")
+    assert page.evaluate(FOCUS)["part"] == side
+    assert drawer.is_checked()
+    inside = stops(page, lambda stop: stop["part"] != side)
+    assert [stop["name"] for stop in inside].count("A Compare") == 1
+    assert len(inside) == 8
+    assert not drawer.is_checked()
+    # What is chosen there hides the list that it covers.
+    button.focus()
+    for key in ("Enter", "Enter", "Shift+Tab", "Enter"):
+        page.keyboard.press(key)
+    assert page.evaluate(FOCUS)["name"] == "LABEL Variants"
+    above = stops(page, lambda stop: "Models" in stop["name"])
+    assert not any("Compare" in stop["name"] for stop in above)
+    page.keyboard.press("Enter")
+    below = stops(page, lambda stop: "Your model" in stop["name"])
+    assert len(below) < 5
+    page.keyboard.press("Escape")
+    assert not drawer.is_checked()
+    assert button.evaluate("e => e === document.activeElement")
+    # The table of contents is a list of the drawer where it has no room.
+    if width == 390:
+        page.reload()
+        button.focus()
+        page.keyboard.press("Enter")
+        stops(page, lambda stop: "LABEL Multi-head latent" in stop["name"])
+        page.keyboard.press("Enter")
+        contents = stops(page, lambda stop: stop["part"] != side)
+        assert "A The plain form" in [stop["name"] for stop in contents]
+
+
+def test_a_choice_is_seen_in_forced_colours(visit, address):
+    """Where the colour of a background says nothing."""
+    page = visit(address + "core/rules/", forced_colors="active")
+    labels = page.locator(".explorer").first.locator(".tabbed-labels > label")
+    inputs = page.locator(".explorer input")
+
+    def ink():
+        """Pixels of the second label that are not those of its background."""
+        file = io.BytesIO(labels.nth(1).screenshot())
+        picture = Image.open(file).convert("L").point(lambda x: 255 * (x < 128))
+        return picture.histogram()[255]
+
+    before = ink()
+    inputs.nth(1).evaluate("e => e.click()")
+    assert ink() > 1.2 * before
+
+
 def test_a_choice_in_a_picture_is_in_the_address(visit, address):
-    page = visit(address + "layers/gqa/")
+    page = visit(address + "core/rules/")
     page.locator(".explorer input").first.focus()
     page.keyboard.press("ArrowRight")
-    assert page.url.endswith("layers/gqa/#__tabbed_1_2")
+    assert page.url.endswith("core/rules/#__tabbed_1_2")
     again = visit(page.url)
     assert again.locator(".explorer input").nth(1).is_checked()
 
@@ -449,24 +536,3 @@ def test_the_calculator_runs_from_the_disk(visit, unpacked):
     page.wait_for_url("**model=gpt2&tokens=1024")
     again = visit(page.url).locator(".calculator .said")
     assert again.inner_text() == result.inner_text()
-
-
-def test_a_mask_of_ones_own_is_what_its_lines_make(chromium, address):
-    """Numbers that do not fit together are brought within bounds."""
-    chance = random.Random(5)
-    with opened(chromium, address + "core/masks/?T=1&S=4") as page:
-        form = page.locator("form.own-mask")
-        assert form.locator("tr").count() == 1
-        for _ in range(30):
-            for name in ("T", "S", "left", "right", "window"):
-                form.locator(f"[name={name}]").fill(f"{chance.randint(0, 9)}")
-            made = {"torch": torch, **vars(plain_masks)}
-            exec(form.locator("[name=lines]").inner_text(), made)
-            rows = form.locator("tr").all_inner_texts()
-            shown = [[int(cell) for cell in row.split()] for row in rows]
-            mask = made["mask"].reshape(made["mask"].shape[-2:])
-            assert shown == mask.int().tolist()
-            said = form.locator("[name=blind]").inner_text()
-            blind = int((~mask.any(dim=1)).sum())
-            assert said.startswith(f"{blind} queries") if blind else not said
-        assert page.faults == []

@@ -42,8 +42,8 @@ def test_the_steps_of_attention_are_those_of_torch():
             close(scored[i][1 + j], dot)
             close(scored[i][4 + j], dot / math.sqrt(2))
         left = (Q[i] @ K[: i + 1].mT) / math.sqrt(2)
-        every = left, left.exp(), left.exp().sum(), left.softmax(0)
-        for cell, want in zip(weighed[i][1:], every, strict=True):
+        columns = left, left.exp(), left.exp().sum(), left.softmax(0)
+        for cell, want in zip(weighed[i][1:], columns, strict=True):
             close(cell, want)
         close(whole[i][1], left.softmax(0))
         close(whole[i][2], left.softmax(0)[:, None] * V[: i + 1])
@@ -95,8 +95,8 @@ def test_tiles_latents_and_absorption_give_the_output_over_all_keys():
     for row, cells in zip(
         rows, zip(c, k, v, k @ Q[2], strict=True), strict=True
     ):
-        for cell, each in zip(row[1:5], cells, strict=True):
-            close(cell, each)
+        for cell, number in zip(row[1:5], cells, strict=True):
+            close(cell, number)
     close(total[6], want)
     *rows, mean, out = by_hand.absorbed()
     close(mean[4], want[0, 1])  # times 1

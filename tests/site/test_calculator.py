@@ -18,7 +18,10 @@ from attnref.numbers.kv_memory import (
     weight_bytes,
 )
 from attnref.numbers.shapes import Mla
-from attnref.released.specs import find_model, models
+from attnref.numbers.weights import device_bytes
+from attnref.released.record import read_config
+from attnref.released.specs import configs, find_model, models
+from attnref.released.stored import stored_shares
 from sitekit.drawn import calculator
 from sitekit.drawn.calculator import SCALES, bytes_of, shape_of
 from sitekit.markdown.tables import exact
@@ -42,8 +45,8 @@ def entered(**changed):
 def calculated(id, second=None, **changed):
     """What the page shows of a model, by the Python that its script is of."""
     shape = shape_of(find_model(id))
-    both = KNOWN[id], KNOWN.get(second)
-    return calculator.calculated(entered(**changed), shape, *both, WORDS)
+    answers = KNOWN[id], KNOWN.get(second)
+    return calculator.calculated(entered(**changed), shape, *answers, WORDS)
 
 
 # What the script computes of cases, without the form.
@@ -57,29 +60,29 @@ COMPUTED = """([cases, known, words]) => {
 
 def test_the_script_computes_what_its_python_does(page):
     """Of every model: all kinds of layers, formats, scales and what fits."""
-    chance, cases, expected = random.Random(7), [], []
+    chance, cases, results = random.Random(7), [], []
     for id in [*KNOWN] * 2:
         formats = [*DTYPES, *(["shipped"] if "shipped" in KNOWN[id] else [])]
         dtype, second = chance.choice(formats), chance.choice([None, *KNOWN])
         if dtype == "shipped":
             second = None
-        how = {
+        options = {
             "tokens": chance.choice((1, 127, 4096, 1_048_577, 999_999_937)),
             "batch": chance.choice((1, 7, 10**6)),
             "ranks": chance.choice((1, 2, 3, 8, 10**4)),
             "dtype": dtype,
             "scale": chance.choice(("none", *SCALES)),
-            "weights": chance.choice(("none", *DTYPES)),
+            "weights": chance.choice(("none", *DTYPES, *calculator.SERVED)),
             "params": chance.choice((0, KNOWN[id].get("params", 10**14))),
             "budget": chance.choice((1, GIB // 40, 45 * GIB // 2, 10**16)),
         }
         if dtype == "shipped":
-            how["scale"] = "none"
+            options["scale"] = "none"
         shape = shape_of(find_model(id))
-        cases.append([[*entered(**how)], shape, id, second])
-        expected.append(calculated(id, second, **how))
-    assert page.evaluate(COMPUTED, [cases, KNOWN, WORDS]) == expected
-    cells = {cell for case in expected for row in case["rows"] for cell in row}
+        cases.append([[*entered(**options)], shape, id, second])
+        results.append(calculated(id, second, **options))
+    assert page.evaluate(COMPUTED, [cases, KNOWN, WORDS]) == results
+    cells = {cell for case in results for row in case["rows"] for cell in row}
     assert {"0", "endless"} < cells, "both ends are there"
 
 
@@ -155,20 +158,36 @@ def test_a_row_is_what_the_package_says():
                 weights="fp8",
                 params=model.params or 0,
             )
-            left, how = 80 * GIB - weights, {"dtype": storage}
-            total = kv_bytes(model, 5000, batch=3, **how)
-            longest = longest_context(model, left, batch=3, **how)
+            budget_left, options = 80 * GIB - weights, {"dtype": storage}
+            total = kv_bytes(model, 5000, batch=3, **options)
+            longest = longest_context(model, budget_left, batch=3, **options)
             assert result["rows"][0] == [
                 model.name,
-                exact(growth(model, **how).later),
+                exact(growth(model, **options).later),
                 f"{total:,}",
                 size(total),
                 "endless" if longest is None else f"{longest:,}",
-                f"{largest_batch(model, 5000, left, **how):,}",
+                f"{largest_batch(model, 5000, budget_left, **options):,}",
             ]
-            over = weights + total > 80 * GIB
-            end = (" over" if over else "") + ("" if weights else " unknown")
+            excess = weights + total > 80 * GIB
+            end = (" over" if excess else "") + ("" if weights else " unknown")
             assert result["said"][0].endswith(f"80 GiB{end}")
+
+
+def test_weights_in_a_format_of_files_are_those_of_all_matrices():
+    """Llama 3.1 8B with four bits in groups, on one device and on 16."""
+    config = {**configs()["llama-3.1-8b"], "torch_dtype": "bfloat16"}
+    config["quantization_config"] = calculator.QUANTISED["int4 g128"]
+    shares = stored_shares(read_config(config))
+    params = find_model("llama-3.1-8b").params
+    for ranks in (1, 16):
+        options = {"weights": "int4 g128", "ranks": ranks}
+        exact = calculated("llama-3.1-8b", **options, params=params)
+        assert size(device_bytes(shares, ranks)) in exact["said"][0]
+        changed = calculated("llama-3.1-8b", **options, params=params - 1)
+        even = params - 1, Storage(4, 20, 128)
+        total = even[1].bits_for(even[0])
+        assert size(-(-total // (8 * ranks))) in changed["said"][0]
 
 
 def test_a_shape_is_that_of_the_layers_with_all_tokens():
@@ -430,12 +449,12 @@ def test_a_wrong_value_leaves_the_rest_of_the_address_in_force(visit, address):
 def test_it_is_used_with_the_keyboard_and_announced(page):
     page.locator("[name=model]").focus()
     names = []
-    for _ in range(17):
+    for _ in range(19):  # with the slider and the link, which have no name
         names.append(page.evaluate("document.activeElement.name"))
         page.keyboard.press("Tab")
-    assert names == [
-        *("model", "second", "tokens", "batch", "dtype", "scale"),
-        *("weights", "params", "budget", "ranks"),
+    assert [name for name in names if name] == [
+        *("model", "tokens", "batch", "dtype", "scale"),
+        *("weights", "params", "budget", "ranks", "second"),
         *calculator.SHAPE,
     ]
     page.locator("[name=tokens]").focus()
@@ -456,7 +475,8 @@ def test_without_javascript_a_table_stands_there(visit, address):
     text = page.locator("article").inner_text()
     assert "the calculator needs JavaScript" in text
     assert page.locator(".calculator .body tr:visible").count() == 5
-    assert not page.locator(".calculator :is(form, button)").first.is_visible()
+    fields = page.locator(".calculator :is(input, select, button):visible")
+    assert fields.count() == 0
 
 
 @pytest.mark.parametrize(

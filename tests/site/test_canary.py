@@ -3,12 +3,15 @@
 import json
 import re
 import sys
+import tomllib
 
 import pytest
+import yaml
 
 from sitekit import ROOT
 from sitekit.markdown import pages, ran
 from tests import canary
+from tests.kit import pins
 
 RECORD = json.loads(ran.RECORD.read_text(encoding="utf-8"))
 STAND_IN = """
@@ -60,9 +63,30 @@ def test_a_failure_is_placed_at_the_sections_that_show_its_code():
 
 def test_the_workflow_opens_an_issue_unless_nothing_is_new():
     text = (ROOT / ".github/workflows/canary.yml").read_text("utf-8")
-    assert f"'{canary.NOTHING}' build/canary/report.md" in text
+    assert f"grep -q '{canary.NOTHING}' \"$REPORT\"" in text
     assert "cron:" in text
-    assert "make canary" in text
+    (job,) = yaml.safe_load(text)["jobs"].values()
+    kinds = job["strategy"]["matrix"]["include"]
+    folders = {canary.PLACE: "canary", canary.PLACE / "site": "canary-site"}
+    assert {ROOT / x["folder"]: x["target"] for x in kinds} == folders
+    assert len({x["title"] for x in kinds}) == 2
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for target in folders.values():
+        assert f"\n{target}: $(READY)\n" in makefile
+
+
+def test_what_builds_the_site_is_watched_and_pinned():
+    """All of it that mkdocs.yml names or the theme brings."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    named = project["dependency-groups"]["dev"]
+    needs = {name.partition("[")[0] for name in named}
+    site = {x for x in needs if re.match("mkdocs|pymdown|jieba|math|pytest", x)}
+    assert site - {"pytest-xdist"} <= {*canary.SITE_WATCHED}
+    assert {*canary.SITE_WATCHED} <= {*pins.pinned()}
+    for path in canary.SITE_TESTS:
+        assert (ROOT / path).exists(), path
+    for name in canary.SITE_TESTS:
+        assert canary.places(name, "test_nothing") == ["the site"]
 
 
 def test_pages_were_run_with_what_is_pinned_or_newer():
@@ -79,12 +103,12 @@ def test_pages_say_what_they_were_last_run_with(language):
     at, run = RECORD["versions"], set()
     for path in pages.markdown_files(language):
         body = pages.body_of(path)
-        text = ran.expanded(body, language)
+        text = ran.fill(body, language)
         if "{ran}" in body:
             run.add(pages.stem_of(path))
             assert f"transformers {at['transformers']}" in text
             assert f"torch {at['torch']}" in text
             assert RECORD["date"] in text
-        assert not ran.WORDS.search(text)
+        assert not ran.PLACEHOLDER.search(text)
     stems = "project pytorch ship transformers"
     assert run == {f"use/{stem}" for stem in stems.split()}

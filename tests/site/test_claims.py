@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from attnref.check.catalogue import catalogue
+from attnref.judge.catalogue import catalogue
 from sitekit.drawn import claims
 from sitekit.markdown.fences import Fence, drawing
 from sitekit.markdown.render import Word

@@ -4,8 +4,11 @@ import random
 import re
 
 import pytest
+import torch
 
+import attnref
 from attnref.numbers.kv_memory import DTYPES
+from sitekit.drawing import heads
 from sitekit.drawn import compare
 from tests.kit import sampled
 from tests.kit.site import opened
@@ -43,29 +46,28 @@ def test_the_script_computes_what_the_package_does(page):
         sizes["q_lora_rank"] *= pick.randint(0, 1)
         cases.append(sizes | {"dtype": pick.choice([*DTYPES])})
     cases += [x | {"dtype": "bf16"} for x in compare.PRESETS.values()]
-    expected = []
+    results = []
     for case in cases:
         sizes = {name: case[name] for name in compare.FIELDS}
-        expected.append([*compare.facts(sizes, case["dtype"]).values()])
-    assert page.evaluate(SWEEP, cases) == expected
+        results.append([*compare.facts(sizes, case["dtype"]).values()])
+    assert page.evaluate(SWEEP, cases) == results
 
 
 def test_the_address_holds_the_sizes(visit, address):
     url = address + "learn/compare/"
     page = visit(url, until="load")
     page.locator(".presets label").nth(2).click()
-    page.locator(".comparison summary").click()
     page.locator(".comparison [name=tokens]").fill("1M")
     page.wait_for_url("**heads=128**tokens=1M")
-    shown = page.locator(".compared").inner_text()
-    assert "1,048,576" in shown and "68.62 GiB" in shown
+    text = page.locator(".compared").inner_text()
+    assert "1,048,576" in text and "68.62 GiB" in text
     assert page.locator(".presets :checked").count() == 0
     again = visit(page.url, until="load")
-    assert again.locator(".compared").inner_text() == shown
+    assert again.locator(".compared").inner_text() == text
     chinese = visit(page.url.replace(address, f"{address}zh/"), until="load")
     numbers = re.compile(r"[\d,.]+ [KMG]iB")
-    there = chinese.locator(".compared").inner_text()
-    assert numbers.findall(there) == numbers.findall(shown)
+    chinese_text = chinese.locator(".compared").inner_text()
+    assert numbers.findall(chinese_text) == numbers.findall(text)
     page.locator(".presets label").nth(0).click()
     page.wait_for_url(url)
 
@@ -85,14 +87,14 @@ def test_what_cannot_be_is_refused_in_words(visit, address):
 @pytest.mark.parametrize("root", sampled(["", "zh/"], [""]))
 def test_three_sizes_are_there_without_a_script(visit, address, root):
     page = visit(f"{address}{root}learn/compare/", java_script_enabled=False)
-    seen = set()
+    texts = set()
     for i, sizes in enumerate(compare.PRESETS.values()):
         page.locator(".presets label").nth(i).click()
         (text,) = page.eval_on_selector_all(".comparison .state", SHOWN)
         for column in compare.facts(sizes).values():
             assert [one for one in column if one not in text] == []
-        seen.add(text)
-    assert len(seen) == 3
+        texts.add(text)
+    assert len(texts) == 3
     assert not page.locator(".comparison [name=tokens]").is_visible()
 
 
@@ -115,10 +117,10 @@ def test_a_column_by_hand():
     assert result["mha"][2:4] == ["488 GiB", "61 GiB"], "an eighth of it"
     assert result["gqa"][0] == "k, v (8, 128)"
     assert result["gqa"][-1] == f"{2 * E * H * D + 2 * E * 8 * D:,}"
-    stored = compare.parts(compare.PRESETS["deepseek-v3"])
-    for name, parts in stored.items():
-        held = sum(heads * width for *_, heads, width in parts)
-        assert f"{2 * held:,}" == result[name][1]
+    parts_of = compare.parts(compare.PRESETS["deepseek-v3"])
+    for name, parts in parts_of.items():
+        elements = sum(heads * width for *_, heads, width in parts)
+        assert f"{2 * elements:,}" == result[name][1]
 
 
 def test_the_models_of_each_variant():
@@ -127,14 +129,51 @@ def test_the_models_of_each_variant():
     assert len(ids["MQA"].split(", ")) == len(compare.having()["mqa"])
 
 
-def test_what_reads_what_in_a_picture():
-    for shown in (8, 2, 1, 0):
-        wires, latent = compare.wires_of(8, shown)
-        assert wires.sum() == 8 and bool(latent.any()) is (shown == 0)
-        drawn = "".join(compare.picture(wires, latent, 160))
-        assert drawn.count("<line") == 8 + 8 * (shown == 0)
-        assert drawn.count('class="query"') == 8
-        assert drawn.count('"latent"') == (shown == 0)
+@torch.no_grad()
+def readers(layer, parts):
+    """By experiment: which query heads change, before `o_proj`, with each of
+    these parts of the weights, `(H, parts)`."""
+    x, outputs = torch.randn(1, 5, layer.d_model), []
+    layer.o_proj.register_forward_pre_hook(
+        lambda _, args: outputs.append(
+            args[0].unflatten(-1, (layer.n_heads, -1))
+        )
+    )
+    columns = []
+    for part in parts:
+        layer(x)
+        saved = part.clone()
+        part += 1
+        layer(x)
+        part.copy_(saved)
+        before, after = outputs[-2:]
+        columns.append((after != before).any(-1).any(1)[0])
+    return torch.stack(columns, dim=1)
+
+
+@pytest.mark.parametrize("n_kv_heads", [8, 2, 1])
+def test_heads_read_what_the_picture_shows(n_kv_heads):
+    layer = attnref.GroupedQueryAttention(
+        d_model=32, n_heads=8, n_kv_heads=n_kv_heads
+    )
+    reads, latent = heads.wiring(8, n_kv_heads)
+    values = layer.v_proj.weight.split(layer.head_dim)
+    assert torch.equal(readers(layer, values), reads.bool())
+    assert not latent.any()
+
+
+@torch.no_grad()
+def test_heads_of_mla_read_what_the_latent_makes():
+    sizes = {"kv_lora_rank": 12, "qk_nope_head_dim": 4}
+    sizes |= {"qk_rope_head_dim": 2, "v_head_dim": 4}
+    layer = attnref.MultiHeadLatentAttention(d_model=32, n_heads=8, **sizes)
+    reads, latent = heads.wiring(8, 0)
+    up = layer.kv_b_proj.weight
+    down, rope = layer.kv_a_proj_with_mqa.weight.tensor_split((12,))
+    assert torch.equal(readers(layer, up.chunk(8)), reads.bool())
+    assert readers(layer, [down, rope]).all() and latent.all()
+    up.zero_()  # nothing is made from the latent any more
+    assert not readers(layer, [down]).any()
 
 
 def test_the_difference_has_the_lines_that_matter():

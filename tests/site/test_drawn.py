@@ -3,32 +3,34 @@
 import ast
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 
 import attnref
-from attnref.check.tasks import TASKS
+from attnref.judge.tasks import TASKS
 from attnref.numbers.kv_memory import size
+from attnref.plain.tensor_parallel import rows
 from attnref.released.specs import models
 from sitekit import ROOT
-from sitekit.drawing import svg
-from sitekit.drawing.recorded import wiring
+from sitekit.drawing.heatmap import heatmap
 from sitekit.drawn import (
     absorption,
+    cross,
     decoder,
     flash,
-    gqa,
     index,
+    kernels,
     kv_cache,
     masks,
     merge,
     mha,
-    operations,
     rope,
     rules,
     sdpa,
+    split_heads,
     transformers,
 )
 from sitekit.markdown import calls
@@ -42,7 +44,7 @@ from tests.kit.pages import fences
 AXES = ("query", "key")
 
 
-def shown(stem, number, language="en"):
+def html_of(stem, number, language="en"):
     """The HTML of a fence as its page has it."""
     kind, spec = fences(stem, language)[number]
     return drawing(yaml.safe_dump(spec), kind, Fence(stem, language))
@@ -50,10 +52,10 @@ def shown(stem, number, language="en"):
 
 def panels(html):
     """The matrix of each heat map, as it is drawn."""
-    for drawn in html.split("<svg")[1:]:
+    for picture in html.split("<svg")[1:]:
         number = r'class="(?:on|off|zero|weight)"[^>]*>([^<]+)<'
-        cells = re.findall(number, drawn)
-        width = len(set(re.findall(r'<rect [^>]*? x="([^"]+)"', drawn)))
+        cells = re.findall(number, picture)
+        width = len(set(re.findall(r'<rect [^>]*? x="([^"]+)"', picture)))
         values = [float(cell) for cell in cells]
         yield [values[i : i + width] for i in range(0, len(cells), width)]
 
@@ -98,7 +100,9 @@ def test_what_a_file_draws_is_on_a_page_and_in_a_test():
     for page in calls.pages():
         assert page in stems, f"sitekit/drawn: {page} is no page"
         file = page.replace("-", "_")
-        for name in calls.drawn(page).keys() - {"numbers"}:  # of the text
+        for name in calls.functions_of(page).keys() - {
+            "numbers"
+        }:  # of the text
             own = f"{file}.{name}"
             place = f"sitekit/drawn/{file}.py: {name}"
             assert own in called | used, (
@@ -113,16 +117,16 @@ def test_what_a_file_draws_is_on_a_page_and_in_a_test():
 
 
 def test_the_masks_of_rules():
-    before = attnref.causal_mask(6)
-    assert torch.equal(masks.window(6, 3), before.triu(-2))
-    assert torch.equal(rules.prefix(6, 3), before | (torch.arange(6) < 3))
+    causal = attnref.causal_mask(6)
+    assert torch.equal(masks.window(6, 3), causal.triu(-2))
+    assert torch.equal(rules.prefix(6, 3), causal | (torch.arange(6) < 3))
     slots = torch.tensor([3, 4, 2, -1])
     assert rules.slots(slots, 2).int().tolist() == [[1, 0, 1, 0], [1, 1, 0, 0]]
     ids = torch.tensor([0, 0, 0, 1, 1])
-    packed = torch.block_diag(
+    blocks = torch.block_diag(
         attnref.causal_mask(3), attnref.causal_mask(2)
     ).bool()
-    assert torch.equal(masks.documents(ids), packed)
+    assert torch.equal(masks.documents(ids), blocks)
 
 
 def test_a_filler_does_what_it_should_while_a_key_is_left():
@@ -145,18 +149,21 @@ def test_a_score_that_stands_out_does_not_drown_in_the_filler():
 
 def test_the_table_of_checkpoints_is_what_was_recorded():
     text = transformers.ORACLES.read_text(encoding="utf-8")
-    recorded = json.loads(text)["checkpoints"]
-    for row, was in zip(transformers.checkpoints(), recorded, strict=True):
+    records = json.loads(text)["checkpoints"]
+    for row, record in zip(transformers.checkpoints(), records, strict=True):
         model, verdict, error, reason, cure, from_config = row
-        assert model.startswith(f"`{was['model_type']}`")
-        assert was["config"] in model and verdict.key == was["verdict"]
-        assert all(f"`{each}`" in cure for each in was["cure"])
-        assert from_config.key == was["from_config"]
+        assert model.startswith(f"`{record['model_type']}`")
+        assert record["config"] in model and verdict.key == record["verdict"]
+        assert all(f"`{name}`" in cure for name in record["cure"])
+        assert from_config.key == record["from_config"]
         if verdict.key == "wrong":
-            assert (float(error), reason.key) == (was["found"], was["reason"])
+            assert (float(error), reason.key) == (
+                record["found"],
+                record["reason"],
+            )
         else:
             assert error == "" and reason == ", ".join(
-                f"`{name}`" for name in was["found"] or ()
+                f"`{name}`" for name in record["found"] or ()
             )
 
 
@@ -167,23 +174,23 @@ def test_tiles_that_are_hidden_have_no_number():
         [[1, 0, 0], [2, 3, 0], [0, 4, 5]],
     ]
     for w in (None, 3):
-        drawn = flash.order(w)
-        assert drawn.numbers[drawn.seen].all()
-    html = shown("flash", 0)
+        tiles = flash.order(w)
+        assert tiles.numbers[tiles.allowed].all()
+    html = html_of("flash", 4)
     assert html.count('class="made"') == 2 * (3 + 5)  # boxes and numbers
 
 
 def test_parts_are_merged_into_what_torch_computes():
-    *own, whole, mean = cells(merge.merged())
+    *parts, total, mean = cells(merge.merged())
     lse = merge.SCORES.logsumexp(0)
     out = merge.SCORES.softmax(0) @ merge.VALUES
-    assert whole[3:5] == [f"{out:.3f}", f"{lse:.4f}"]
-    assert float(own[2][5]) > 0.5, "more than the other two, says the caption"
-    assert float(mean[3]) < float(whole[3]) - 8
+    assert total[3:5] == [f"{out:.3f}", f"{lse:.4f}"]
+    assert float(parts[2][5]) > 0.5, "more than the other two, says the caption"
+    assert float(mean[3]) < float(total[3]) - 8
     texts = [texts for _, texts in merge.split().boxes]
-    assert texts[1] == [row[0] for row in own] and texts[3] == [whole[3]]
-    assert texts[2] == [f"{row[3]}; {row[4]}" for row in own]
-    html = shown("merge", 0)
+    assert texts[1] == [row[0] for row in parts] and texts[3] == [total[3]]
+    assert texts[2] == [f"{row[3]}; {row[4]}" for row in parts]
+    html = html_of("merge", 0)
     assert all(f">{text}<" in html for text in texts[2])
     assert [len(texts) for _, texts in merge.cascade(3).boxes] == [3, 1, 3, 3]
     with pytest.raises(ValueError, match="1 words, 4 steps"):
@@ -235,13 +242,17 @@ def test_the_masks_are_those_of_the_functions():
         [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]],
         [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]],
     ]
-    drawn = [m for i in range(4) for m in panels(shown("masks", i, "zh"))]
-    assert drawn == literal
-    explorer = [m for i in range(1, 9) for m in panels(shown("rules", i, "zh"))]
+    matrices = [
+        m for i in range(1, 4) for m in panels(html_of("masks", i, "zh"))
+    ]
+    assert matrices == literal[4:]
+    explorer = [
+        m for i in range(1, 9) for m in panels(html_of("rules", i, "zh"))
+    ]
     prefix = [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
-    cached, left, documents = literal[5], literal[7], literal[3]
+    new_tokens, left_padded, documents = literal[5], literal[7], literal[3]
     assert explorer == [
-        *(triangle, cached, literal[2], prefix, literal[1], left),
+        *(triangle, new_tokens, literal[2], prefix, literal[1], left_padded),
         *(documents, masks.chunks(4, 2).int().tolist()),
     ]
     weights = sdpa.weights()
@@ -263,27 +274,10 @@ def test_a_model_is_as_large_as_its_source_says():
 
 def test_the_scores_by_distance_are_those_of_rope():
     x = torch.ones(1, 1, 6, 8).double() / 8**0.5
-    turned = attnref.apply_rope(x, *attnref.rope_table(torch.arange(6), 8))
-    scores = (turned @ turned.mT)[0, 0, 0].tolist()
+    rotated_x = attnref.apply_rope(x, *attnref.rope_table(torch.arange(6), 8))
+    scores = (rotated_x @ rotated_x.mT)[0, 0, 0].tolist()
     assert [row[-1] for row in rope.distances()] == [f"{s:.2f}" for s in scores]
     assert min(scores) == scores[3]  # in the prose
-
-
-@pytest.mark.parametrize(("heads", "reads"), [(8, [*range(8)]), (1, [0] * 8)])
-def test_the_wiring_is_found_in_the_layer(heads, reads):
-    seen = gqa.shared(n_kv_heads=heads).wires
-    assert seen.int().argmax(1).tolist() == reads
-    assert (seen.sum(1) == 1).all()
-
-
-def test_the_wiring_sees_heads_in_another_order():
-    class Scrambled(attnref.GroupedQueryAttention):
-        def forward(self, x):
-            v = self.v_proj(x).unflatten(-1, (self.n_kv_heads, -1))
-            return self.o_proj(v.repeat(1, 1, 4, 1).flatten(2))
-
-    layer = Scrambled(d_model=32, n_heads=8, n_kv_heads=2)
-    assert wiring(layer).int().argmax(1).tolist() == [0, 1] * 4
 
 
 def test_a_cache_saves_between_what_projections_and_attention_do():
@@ -298,10 +292,10 @@ RECT = re.compile(
 )
 
 
-def rects(drawn, *kinds):
+def rects(picture, *kinds):
     """x, y, width and height of those boxes."""
-    every = [(k, [*map(float, at)]) for k, *at in RECT.findall(drawn)]
-    return [at for kind, at in every if kind in kinds]
+    boxes = [(k, [*map(float, place)]) for k, *place in RECT.findall(picture)]
+    return [place for kind, place in boxes if kind in kinds]
 
 
 # Per token in bfloat16: 32 layers, 32 query heads of 128; MLA as DeepSeek-V3.
@@ -320,6 +314,7 @@ def test_the_cards_of_home_show_the_bytes_of_each_variant():
         kinds = ("key", "value", "latent", "key made", "value made")
         boxes[name] = [len(rects(card.svg, kind)) for kind in kinds]
         assert len(rects(card.svg, "query")) == 8
+        assert card.svg.count("<line") == (16 if name == "MLA" else 8)
     assert boxes == {
         "MHA": [8, 8, 0, 0, 0],
         "GQA": [2, 2, 0, 0, 0],
@@ -331,23 +326,23 @@ def test_the_cards_of_home_show_the_bytes_of_each_variant():
 @pytest.mark.parametrize("narrow", [False, True])
 def test_a_decode_step_is_drawn_to_scale(narrow):
     plot = index.step(slowed=200)
-    drawn = plot.narrow if narrow else plot.wide
-    strips = rects(drawn, "key", "value", "latent", "weights")
-    (left, *_), wide = strips[0], strips[0][2]
-    areas = [w * h for x, _, w, h in strips if x == left and w == wide]
+    picture = plot.narrow if narrow else plot.wide
+    strips = rects(picture, "key", "value", "latent", "weights")
+    (left, *_), width = strips[0], strips[0][2]
+    areas = [w * h for x, _, w, h in strips if x == left and w == width]
     weights = (8_030_261_248 - 128_256 * 4096) * 2 / 131_072  # no embedding
     k_and_v = [BYTES[name] / 2 for name in ("MHA", "GQA", "MQA") for _ in "kv"]
     read = [*k_and_v, BYTES["MLA"] * 8 / 9, BYTES["MLA"] / 9, weights]
     ratios = [area / n for area, n in zip(areas, read, strict=True)]
     assert ratios == pytest.approx([ratios[0]] * 9, rel=1e-4)
-    times = re.findall(r"--time:([\d.]+)s", drawn)
+    times = re.findall(r"--time:([\d.]+)s", picture)
     for time, row, n in zip(
         times, plot.rows, [*BYTES.values(), weights], strict=True
     ):
         ms = 131_072 * n / 3.35e9
         assert float(row[-1]) == pytest.approx(ms, rel=1e-2)
         assert float(time) == pytest.approx(0.2 * ms, rel=1e-2)
-        assert row[3] == size(131_072 * n) and f">{row[3]} · " in drawn
+        assert row[3] == size(131_072 * n) and f">{row[3]} · " in picture
 
 
 def test_home_counts_what_is_checked():
@@ -380,12 +375,12 @@ def test_colours_of_a_meaning_are_read_on_paper_and_under_letters():
     meant = dict(re.findall(r"--(\w+): var\(--([\w-]+)\);", style))
     for scheme in (light, dark):
 
-        def contrast(name, beside, scheme=scheme):
-            both = sorted(
+        def contrast(name, ground, scheme=scheme):
+            pair = sorted(
                 luminance(scheme.get(n) or scheme[meant[n]])
-                for n in (name, beside)
+                for n in (name, ground)
             )
-            return (both[1] + 0.05) / (both[0] + 0.05)
+            return (pair[1] + 0.05) / (pair[0] + 0.05)
 
         stored = "query", "rope", "latent", "key", "value"
         for name in (*stored, "mask"):  # text, also on a shelf
@@ -403,13 +398,11 @@ def test_colours_of_a_meaning_are_read_on_paper_and_under_letters():
 def test_a_figure_shows_every_number_and_label():
     matrix = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
     labels = {"rows": ["<pad>", "b"], "columns": ["c", "d"]}
-    drawn = svg.heatmap(matrix, AXES, title="A & B", **labels).svg
+    picture = heatmap(matrix, AXES, title="A & B", **labels).svg
     for text in (">1.00<", ">0<", ">0.25<", ">0.75<", "&lt;pad&gt;"):
-        assert text in drawn
-    assert 'aria-label="A &amp; B"' in drawn
-    assert "#" not in drawn, "a colour of its own would not follow the scheme"
-    with pytest.raises(ValueError, match="1 x 2 labels for a 2 x 2 figure"):
-        svg.heatmap(matrix, AXES, title="t", rows=["a"], columns=["b", "c"])
+        assert text in picture
+    assert 'aria-label="A &amp; B"' in picture
+    assert "#" not in picture, "a colour of its own would not follow the scheme"
 
 
 def test_an_unknown_command_stops_the_build():
@@ -423,21 +416,9 @@ def cells(rows):
 
 def test_absorbing_pays_below_the_crossover():
     ratio = {int(n): float(r) for n, r in absorption.chunks()}
-    assert all(r < 1 for n, r in ratio.items() if n < 170)
-    assert all(r > 1 for n, r in ratio.items() if n > 170)
-    assert abs(ratio[171] - 1) < 0.05
-
-
-def test_a_bar_is_as_long_as_its_number():
-    values = torch.tensor([400, 100])
-    drawn = svg.bars(values, AXES, title="A & B", labels=["a", "<b>"]).svg
-    widths = [float(w) for w in re.findall(r'<rect.*?width="([\d.]+)"', drawn)]
-    assert widths[0] == 4 * widths[1]
-    shares = svg.bars(values / 800, AXES, title="", labels=["a", "b"]).svg
-    assert f'width="{widths[0] / 2:g}"' in shares  # 0.5, of one
-    assert ">400<" in drawn and "&lt;b&gt;" in drawn and "#" not in drawn
-    with pytest.raises(ValueError, match="1 labels for 2 bars"):
-        svg.bars(values, AXES, title="t", labels=["a"])
+    assert all(r < 1 for n, r in ratio.items() if n < 164)
+    assert all(r > 1 for n, r in ratio.items() if n > 164)
+    assert ratio[164] == 1
 
 
 def test_a_text_may_hold_code_a_formula_and_a_link():
@@ -480,38 +461,77 @@ def test_nothing_else_can_be_called(call, why):
 
 
 def test_a_name_that_stands_twice_is_refused(monkeypatch):
-    monkeypatch.setattr(calls, "drawn", calls.drawn.__wrapped__)
+    monkeypatch.setattr(calls, "functions_of", calls.functions_of.__wrapped__)
     monkeypatch.setattr(masks, "causal_mask", masks.outcome, raising=False)
     why = r"masks.py defines \['causal_mask'\], as attnref does; give it"
     with pytest.raises(ValueError, match=why):
         calls.value("fully_masked", "masks")
 
 
-def test_what_sharing_heads_costs():
-    words = ["{0}", "{1}", "{2}"]
-    for K in (8, 4, 2, 1):
-        drawn = gqa.shared(n_kv_heads=K).drawing(AXES, title="K", words=words)
-        weights = 2 * 1024 * 1024 + 2 * 1024 * K * 128
-        taken = 2 * K * 128 * 2
-        assert drawn.below == [f"{taken:,}", f"{weights:,}", f"{8 / K:g}"]
-        assert drawn.svg.count("<line") == 8
-        assert drawn.svg.count('rect class="key"') == K
+def test_the_cache_of_a_context_is_that_of_the_layer_and_of_transformers():
+    from transformers import BartConfig, WhisperConfig
+    from transformers.models.mllama.configuration_mllama import MllamaTextConfig
+
+    bart, whisper, llama = BartConfig(), WhisperConfig(), MllamaTextConfig()
+    readers = len(llama.cross_attention_layers)
+    rows = {name.key: rest for name, *rest in cross.contexts()}
+    assert [*map(int, rows["bart"][:2])] == [
+        bart.decoder_layers,
+        bart.decoder_attention_heads,
+    ]
+    assert rows["whisper"][3] == f"{whisper.max_source_positions:,}"
+    assert cross.MODELS["llama"][1:4] == (
+        readers,
+        llama.num_hidden_layers - readers,
+        llama.num_key_value_heads,
+    )
+    for name, (tokens, layers, _, K, D) in cross.MODELS.items():
+        sizes = {"d_model": 8, "n_heads": K, "head_dim": D}
+        with torch.device("meta"):
+            layer = attnref.CrossAttention(**sizes).bfloat16()
+            cache = attnref.KVCache(tokens)
+            x = torch.empty(1, tokens, 8, dtype=torch.bfloat16)
+            with torch.no_grad():
+                layer(x[:, :1], x, cache=cache)
+        assert rows[name][4] == size(layers * cache.nbytes)
 
 
-def test_the_time_of_a_step_is_that_of_the_table():
-    words = ["w", "c", "a", "{0}: {1} ms, {2}/s", "{0}: none"]
-    drawn = operations.step_time(tokens=8192)
-    for batch, weights, caches, done, fits in drawn.batches:
-        ((_, read, multiply, cached, attend, least, *_),) = operations.steps(
-            8192, (batch,)
-        )
-        assert [read, cached, least] == [
-            f"{weights:.2f}",
-            f"{caches:.2f}",
-            f"{max(weights + caches, done):.1f}",
-        ]
-        assert done == pytest.approx(float(multiply) + float(attend), abs=0.011)
-        assert fits == (batch < 128)
-    svg = drawn.drawing(AXES, title="t", words=words).svg
-    assert "32: 14.7 ms" in svg and "128: none" in svg
-    assert svg.count('"value"') == 1 + 3, "and one in the legend"
+def test_programs_of_kernels_read_the_blocks_that_are_drawn():
+    """A prompt: those that the mask shows, from left to right. A decode step:
+    each span is one program's."""
+    numbers = kernels.prompt_grid().numbers
+    shown = attnref.causal_mask(8).view(4, 2, 4, 2).any(3).any(1)
+    assert torch.equal(numbers > 0, shown)
+    for row in numbers:
+        steps = row[row > 0].tolist()
+        assert steps == [*range(1, len(steps) + 1)]
+    assert kernels.decode_grid().numbers.tolist() == [
+        [1, 1, 2, 2],
+        [3, 3, 4, 4],
+    ]
+
+
+def test_the_bytes_of_kernels_are_those_of_the_layers():
+    """By the arithmetic of caches, and of prompts."""
+    long, heads = kernels.LONG, kernels.KV_HEADS
+    tensors = [torch.empty(1, heads, long, 128, device="meta").bfloat16()] * 2
+    read, flops = kernels.CASES["decode"]
+    assert read == sum(x.nbytes for x in tensors)
+    assert flops == 4 * 32 * long * 128
+    entry = torch.empty(1, long, 512 + 64, device="meta").bfloat16()
+    assert kernels.CASES["mla_decode, 16 heads"][0] == entry.nbytes
+    limits = {row[0].key: row[-1].key for row in kernels.roofline()}
+    assert limits.pop("flash") == "compute"
+    assert {*limits.values()} == {"memory"}
+
+
+@pytest.mark.parametrize(
+    ("heads", "K", "n"), [(8, 2, 4), (12, 3, 3), (6, 1, 2)]
+)
+def test_the_heads_of_devices_are_those_that_the_plain_form_cuts(heads, K, n):
+    drawn = split_heads.boxes(n_heads=heads, n_kv_heads=K, ranks=n)
+    for count, parts in ((heads, drawn.queries), (K, drawn.keys)):
+        numbers = torch.arange(count)[:, None]
+        for r, part in enumerate(parts):
+            group = SimpleNamespace(rank=r, size=n)
+            assert rows(numbers, count, group).flatten().tolist() == part

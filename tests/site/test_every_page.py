@@ -14,7 +14,8 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 
 from sitekit import ROOT
-from sitekit.drawing import flow, svg, traced
+from sitekit.drawing import flow, traced
+from sitekit.drawing.heatmap import heatmap
 from sitekit.markdown.pages import address_of, stem_of
 from sitekit.released import released
 from tests.kit import budget, sampled
@@ -30,7 +31,13 @@ PATHS = {
 MODELS = {
     f"{root}{stem}/": stem for root in ("", "zh/") for stem in released.stems()
 }
-PATHS |= MODELS
+# And one per mistake, of which two are seen.
+MISTAKES = {
+    f"{root}mistakes/{id}/": f"mistakes/{id}"
+    for root in ("", "zh/")
+    for id in ("scale-missing", "view-after-the-transpose")
+}
+PATHS |= MODELS | MISTAKES
 # They are of one template, so some stand for all: in every font and for axe,
 # and in Chinese, whose words are those of the template.
 SOME = {*released.stems()[::10], "models/released/llama-4-scout"}
@@ -41,6 +48,8 @@ REPRESENTATIVES = {
     "layers/gqa/",  # figures, formulas, code with a file to download
     "numbers/memory/",  # wide tables and plots
     "mistakes/cache-mistakes/",
+    "mistakes/find-your-bug/",
+    "mistakes/scale-missing/",
     "numbers/calculator/",
     "api/released/",
     "files/",
@@ -52,7 +61,7 @@ FEW = {path for path in PATHS if path.startswith("api/")} | {*MODELS}
 WIDTHS = {"light": 1440, "dark": 390}
 
 
-SEEN = {"zh/models/released/llama-4-scout/"}
+SEEN = {"zh/models/released/llama-4-scout/", "zh/mistakes/find-your-bug/"}
 
 
 def in_test(place):
@@ -73,17 +82,6 @@ ONLY = {
 # What readers have; the first is the widest.
 FONTS = ("DejaVu Sans", "Liberation Sans", "Noto Sans", "Noto Sans CJK SC")
 
-
-FORCE = """font => {
-  document.querySelector('#forced')?.remove();
-  const style = document.createElement('style');
-  style.id = 'forced';
-  style.textContent =
-    `body { --md-text-font-family: "${font}" !important }
-     mtext { font-family: "${font}" }`;
-  document.head.append(style);
-  return document.fonts.ready.then(() => document.body.offsetHeight);
-}"""
 # In SVG, a text's box is as high as its font: what is looked at is its ink.
 OVERFLOW = """font => {
   const found = [];
@@ -246,7 +244,7 @@ def fonts(chromium, address):
         page.evaluate("document.querySelector('details').open = true")
         client = page.context.new_cdp_session(page)
         for font in FONTS:
-            page.evaluate(FORCE, font)
+            page.evaluate(budget.FORCE, font)
             client.send("DOM.enable")
             client.send("CSS.enable")
             root = client.send("DOM.getDocument")["root"]["nodeId"]
@@ -269,7 +267,7 @@ OPEN = "document.querySelectorAll('details').forEach(d => d.open = true)"
 LOOK = f"""async font => {{
   const budget = ({budget.MEASURE})(), wide = innerWidth > 1000;
   if (!font) return {{budget, found: {{}}}};
-  await ({FORCE})(font);
+  await ({budget.FORCE})(font);
   const rows = wide ? ({ROWS})() : [], torn = ({TORN})();
   {OPEN};
   const scrolling = wide ? ({SCROLLING})() : [];
@@ -380,9 +378,8 @@ def test_a_drawing_holds_whatever_its_words_are(chromium, fonts):
     nodes = traced.Traced("gqa", [*inputs, last], {})
     axes = long, long
     drawn = [
-        svg.heatmap(torch.eye(4), axes, title="", rows=words),
-        svg.heatmap(torch.ones(1, 1) > 0, axes, title="", rows=[""]),
-        svg.bars(torch.tensor([10**15, 1, 0, 1]), axes, title="", labels=words),
+        heatmap(torch.eye(4), axes, title="", rows=words),
+        heatmap(torch.ones(1, 1) > 0, axes, title="", rows=[""]),
         flow.draw(nodes, ""),
     ]
     with opened(chromium, "about:blank", width=2000) as page:
@@ -392,7 +389,7 @@ def test_a_drawing_holds_whatever_its_words_are(chromium, fonts):
             f"class='drawn'>{'<br>'.join(each.svg for each in drawn)}</figure>"
         )
         for font in fonts:
-            page.evaluate(FORCE, font)
+            page.evaluate(budget.FORCE, font)
             assert page.evaluate(OVERFLOW, font) == [], font
 
 
@@ -410,7 +407,7 @@ def test_a_page_is_right_in_every_font_and_for_axe(
     ) as page:
         page.evaluate(OPEN)
         for font in fonts[1:] or fonts:  # the first is in the test above
-            page.evaluate(FORCE, font)
+            page.evaluate(budget.FORCE, font)
             faults += [f"{font}: {e}" for e in page.evaluate(OVERFLOW, font)]
         if fonts:
             faults += page.evaluate(HOLES) + page.evaluate(TORN)

@@ -8,8 +8,9 @@ import re
 from textwrap import dedent
 
 import pytest
+from markdown import Markdown
 
-from sitekit import CONFIGS, ROOT, adapter
+from sitekit import CONFIGS, ROOT, adapter, place
 
 # Of each kind, the page that has it, and how the fence begins.
 WHERE = {
@@ -17,7 +18,7 @@ WHERE = {
     "table": ("core/masks", "table\n"),
     "flow": ("layers/gqa", "flow\n"),
     "list": ("layers/mha", "table\nmodels"),
-    "cards": ("layers/mla", "figure\n"),
+    "cards": ("index", "figure\n"),
     "plot": ("numbers/operations", "plot\n"),
     "models": ("models/released", "released\n"),
     "calculator": ("numbers/calculator", "calculator\n"),
@@ -197,3 +198,33 @@ def test_a_broken_fence_stops_the_page(tmp_path, config, name):
     place = f"{stem}.md:5: the fence '{begins.split()[0]}': "
     assert place in str(failure.value)
     assert reason in str(failure.value)
+
+
+def test_a_fence_asks_nothing_of_the_program_that_renders(config):
+    """Zensical renders the same Markdown, and has no processor of MkDocs."""
+    path = ROOT / "docs/zh/models/released.md"
+    links = []
+    address = lambda link: links.append(link) or f"/{link}"  # noqa: E731
+    place.enter(place.Place(path, "zh", address))
+    page = Markdown(
+        extensions=config.markdown_extensions,
+        extension_configs=config.mdx_configs,
+    )
+    html = page.convert(fence("models"))
+    assert "<table" in html and "```" not in html
+    assert len(links) > 50
+    assert all(f'href="/{link}"' in html for link in links)
+
+
+def test_templates_call_nothing_that_only_jinja_has():
+    """MiniJinja, which Zensical renders with, has filters, and no methods of
+    Python's strings and dictionaries."""
+    templates = [*(ROOT / "overrides").rglob("*.html")]
+    assert len(templates) > 5
+    called = {
+        (path.name, call)
+        for path in templates
+        for tag in re.findall(r"{[{%].*?[}%]}", path.read_text("utf-8"), re.S)
+        for call in re.findall(r"\.\w+\(", tag)
+    }
+    assert called == set()

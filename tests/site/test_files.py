@@ -38,6 +38,8 @@ BAR = re.compile(
 )
 OTHER = ast.Import, ast.ImportFrom, ast.Expr
 HREF = re.compile(r'href="([^"]+)"')
+# Files in these folders have no download, as the page of all files says.
+WITHOUT = re.compile("/(numbers|kernels)/")
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +137,12 @@ def with_downloads(program, own, there, more):
             node.module.split(".")[0] != "attnref"
         ):
             continue
+        if node.module in ("attnref.plain.mha", "attnref.plain.mqa"):
+            stem = node.module.rpartition(".")[2]
+            line = lines[node.lineno - 1]
+            lines[node.lineno - 1] = line.replace(node.module, f"plain_{stem}")
+            more.add(f"plain_{stem}")
+            continue
         new = []
         for alias in node.names:
             holds = [
@@ -173,9 +181,13 @@ def test_three_downloads_in_an_empty_project_run_as_their_pages_say(
         program = with_downloads(program, stem, there, more)
         (tmp_path / f"{stem}.txt").write_text(program, encoding="utf-8")
     # What else their blocks import: each has its own download.
-    assert more == {"masks", "mha", "mqa", "rope", "sdpa"}
-    for stem in more:
+    plain = {"plain_mha", "plain_mqa"}
+    assert more == {"masks", "mha", "rope", "sdpa"} | plain
+    for stem in more - plain:
         shutil.copy(folder / f"{stem}.py", tmp_path)
+    for stem in plain:
+        form = ROOT / f"attnref/plain/{stem.removeprefix('plain_')}.py"
+        shutil.copy(form, tmp_path / f"{stem}.py")
     in_a_fresh_interpreter(
         tmp_path, PROGRAMS, *(f"{stem}.txt" for stem in three)
     )
@@ -200,7 +212,7 @@ def test_every_caption_leads_to_the_file_and_every_bar_to_what_it_holds(site):
             plain = html.unescape(re.sub("<[^>]+>", "", code))
             blocks[page, id] = re.sub("<[^>]+>", "", caption), plain
             leads, at = target(site, page, *HREF.findall(caption))
-            if "/numbers/" in caption:
+            if WITHOUT.search(caption):
                 assert leads.parent.name == "files" and at == "data"
             else:
                 name = files.name_in(blocks[page, id][0])
@@ -211,7 +223,7 @@ def test_every_caption_leads_to_the_file_and_every_bar_to_what_it_holds(site):
     full = defaultdict(int)
     other_of = {
         whole.name: other.name
-        for whole in files.everything().values()
+        for whole in files.downloads().values()
         if (other := files.other_form(whole))
     }
     for path in PAGES:
@@ -221,7 +233,7 @@ def test_every_caption_leads_to_the_file_and_every_bar_to_what_it_holds(site):
         assert list(bars) == [
             files.name_in(s)
             for s in dict.fromkeys(shown)
-            if "/numbers/" not in s
+            if not WITHOUT.search(s)
         ]
         for name, bar in bars.items():
             text = files.texts()[name]
@@ -307,7 +319,7 @@ def test_the_page_of_all_files_lists_them(site):
                     r"\w+", " ".join(names).replace("\\", "")
                 ):
                     assert re.search(rf"(?m)^(class|def) {word}\b", code)
-    for whole in files.everything().values():
+    for whole in files.downloads().values():
         other = files.other_form(whole)
         if other and "plain/" in whole.name:
             assert files.other_form(other) is whole
@@ -360,16 +372,16 @@ def test_a_link_to_nothing_stops_the_build_with_its_place(link, message):
     path = ROOT / "docs/zh/layers/gqa.md"
     urls = {pages.stem_of(p): pages.address_of(p) for p in PAGES}
     html = '<a href="{}"></a>'
-    site = files.Site(files.Where(), urls, {}, "")
+    site = files.Site(files.CodeIndex(), urls, {}, "")
     blank = ROOT / "docs/zh/conventions.md"
-    right = files.with_files(html.format("page:layers/gqa#cost"), blank, site)
+    right = files.add_links(html.format("page:layers/gqa#cost"), blank, site)
     title = "分组查询注意力（GQA）与 MQA"
     assert right == f'<a href="../layers/gqa/#cost">{title}</a>'
     with pytest.raises(BuildError, match=re.escape(message)) as stopped:
-        files.with_files(html.format(link), blank, site)
+        files.add_links(html.format(link), blank, site)
     assert str(stopped.value).startswith("docs/zh/conventions.md: ")
     with pytest.raises(BuildError, match="came out as blocks of"):
-        files.with_files("", path, site)
+        files.add_links("", path, site)
 
 
 FOLD = """??? note "A whole, {{lines}} lines"
@@ -391,21 +403,22 @@ FOLD = """??? note "A whole, {{lines}} lines"
 
 def test_a_fold_says_its_lines_and_stands_below_the_bar_of_its_first_file():
     config, softmax = config_of(CONFIGS["en"]), "attnref/core/softmax.py"
-    page = folds.counted(FOLD.format(softmax), config)
+    page = folds.count_lines(FOLD.format(softmax), config)
     lines = page.splitlines()
     code = pages.python_blocks(page)[0]
-    assert lines[0] == f'??? note "A whole, {code.count(chr(10)) + 1} lines"'
-    assert lines[9] == '    ??? note "1 within"'
+    assert lines[0] == f'??? file "A whole, {code.count(chr(10)) + 1} lines"'
+    assert lines[9] == '    ??? file "1 within"'
     with pytest.raises(BuildError, match="holds no block of code"):
-        folds.counted('??? note "no lines, {lines}"\n\n    Words.\n', config)
+        fold = '??? note "no lines, {lines}"\n\n    Words.\n'
+        folds.count_lines(fold, config)
     block = '<div class="language-python highlight"><span class="filename">'
     inner = f"{block}{softmax}</span></div>"
     inner += inner.replace("softmax.py", "merge.py")
     html = f"<p>.</p><details>\n{inner}</details>"
     urls = {pages.stem_of(p): pages.address_of(p) for p in PAGES}
     words = config.extra["words"]["files"]
-    site = files.Site(files.Where(), urls, words, "")
-    here = files.Here(ROOT / "docs/en/index.md", site)
+    site = files.Site(files.CodeIndex(), urls, words, "")
+    here = files.Links(ROOT / "docs/en/index.md", site)
     parts = files._with_bars(html, here).split("<details>\n" + block)
     bar = r'<div class="whole[^"]*" id="([^"]+)"'
     bars = [re.findall(bar, part) for part in parts]

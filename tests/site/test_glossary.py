@@ -16,7 +16,7 @@ LINK = re.compile(r'<a class="term" href="([^"]+)">([^<]+)</a>')
 
 
 def linked(html, language="en"):
-    after = glossary.linked(html, "core/x", language, URLS)
+    after = glossary.link_terms(html, "core/x", language, URLS)
     assert re.sub(LINK, r"\2", after) == html, "only links are added"
     return LINK.findall(after)
 

@@ -4,9 +4,10 @@ import re
 from collections import Counter
 
 from attnref.released.specs import find_model, models
+from sitekit.drawing.strips import KINDS, paths
 from sitekit.drawn import hybrids
 from sitekit.drawn import released as layer_patterns
-from sitekit.drawn.released import KINDS, cells, drawn
+from sitekit.drawn.released import cells
 
 NAMED = {name: kind for kind, (name, _) in KINDS.items()}
 WORDS = [*NAMED, *(f"{name}_means" for name in NAMED)]
@@ -21,15 +22,15 @@ def test_a_strip_has_a_cell_for_each_layer_of_the_model():
     assert len(rows) == len(models())
     for (kind, link, row), model in zip(rows, models().values(), strict=True):
         assert link == f"../numbers/calculator.md?model={model.id}"
-        strip, known = cells(model)
-        assert ("unordered" in kind) is not known
+        strip, is_ordered = cells(model)
+        assert ("unordered" in kind) is not is_ordered
         counts: Counter[str] = Counter()
         for name, path in re.findall(r'path class="(\w+)".*? d="(.*?)"', row):
             runs = re.findall(r"M(\d+) [\d.]+h(\d+)", path)
-            counts[name] += sum(int(long) for _, long in runs)
+            counts[name] += sum(int(length) for _, length in runs)
             if name in NAMED:
-                for at, long in runs:
-                    kinds = strip[int(at) : int(at) + int(long)]
+                for start, length in runs:
+                    kinds = strip[int(start) : int(start) + int(length)]
                     assert {k for k, _ in kinds} == {NAMED[name]}
         wanted = Counter(kind for kind, _ in strip)
         for kind, n in wanted.items():
@@ -71,7 +72,7 @@ def test_no_order_is_invented():
 def test_kinds_differ_without_colour():
     shapes = [tuple(strokes) for _, strokes in KINDS.values()]
     assert len({*shapes}) == len(shapes)
-    assert drawn([("F", False)] * 2 + [("W", False), ("F", False)]) == (
+    assert paths([("F", False)] * 2 + [("W", False), ("F", False)]) == (
         '<path class="full" stroke-width="10" d="M0 5h2M3 5h1"/>'
         '<path class="window" stroke-width="5" d="M2 7.5h1"/>'
     )

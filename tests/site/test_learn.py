@@ -416,13 +416,6 @@ def by_name(rows):
     return {r[0].key if isinstance(r[0], Word) else r[0]: r[1:] for r in rows}
 
 
-def test_what_the_heads_of_mla_read():
-    wired = compare.latent_wiring(n_heads=8)
-    assert torch.equal(wired.up, torch.eye(8, dtype=torch.bool))
-    assert wired.latent.all() and wired.rope.all()
-    assert not wired.past_up.any()
-
-
 def test_the_calls_that_a_choice_leads_to():
     # --8<-- [start:choose_mha]
     import torch

@@ -15,12 +15,12 @@ MEASURED = json.loads((ROOT / "benchmarks/measured.json").read_text("utf-8"))
 CASES = MEASURED["cases"]
 
 
-def ways(case, *at):
-    return CASES[case]["at"][", ".join(map(str, at))]["ways"]
+def ways(case, *size):
+    return CASES[case]["at"][", ".join(map(str, size))]["ways"]
 
 
-def took(case, *at, way):
-    return ways(case, *at)[way]["value"][1]
+def took(case, *size, way):
+    return ways(case, *size)[way]["value"][1]
 
 
 def numbers(text):
@@ -132,15 +132,17 @@ def test_what_the_page_says_of_caches_and_mla_is_so():
 
 
 def test_what_the_page_says_of_threads_is_so():
-    at = json.loads((ROOT / "benchmarks/threads.json").read_text("utf-8"))["at"]
+    shapes = json.loads((ROOT / "benchmarks/threads.json").read_text("utf-8"))[
+        "at"
+    ]
     for shape in ("GQA-2", "GQA-8"):
-        counts = [*at[f"float32, {shape}"].values()]
+        counts = [*shapes[f"float32, {shape}"].values()]
         folded, enabled, few = (
             [ways[name][1] for ways in counts] for name in counts[0]
         )
         assert enabled[0] > 2.5 * folded[0]
         assert max(enabled[-1], few[-1]) < folded[-1], "threads are idle"
-    two = at["float32, GQA-2"]
+    two = shapes["float32, GQA-2"]
     least = two["2"]["torch, folded"][1]
     assert two["32"]["torch, folded"][1] > 0.9 * least, "all but two are idle"
     assert two["8"]["few"][1] < 0.6 * least, "split over all"
@@ -148,15 +150,15 @@ def test_what_the_page_says_of_threads_is_so():
 
 def test_what_the_page_says_of_a_gpu_is_so():
     record = json.loads(measured.GPU.read_text("utf-8"))
-    at = record["cases"]["decode"]["at"]
+    sizes = record["cases"]["decode"]["at"]
     captions = [s["caption"] for _, s in fences("measured") if "table" in s]
     machine = f"{record['gpu']['device']}, PyTorch {record['torch']}, bfloat16"
     assert sum(machine in caption for caption in captions) == 1
     fused, repeated = (
         {
-            heads: at[f"bfloat16, {heads}, 16, 32768"]["ways"][way]
+            heads: sizes[f"bfloat16, {heads}, 16, 32768"]["ways"][way]
             for heads in ("MHA", "GQA-8", "MQA", "MLA-128")
-            if way in at[f"bfloat16, {heads}, 16, 32768"]["ways"]
+            if way in sizes[f"bfloat16, {heads}, 16, 32768"]["ways"]
         }
         for way in ("fused", "torch, repeat_interleave")
     )
@@ -166,7 +168,7 @@ def test_what_the_page_says_of_a_gpu_is_so():
     assert all(fused[n]["share"][1] > 0.9 for n in ("MHA", "GQA-8", "MQA"))
     assert fused["MLA-128"]["share"][1] < 0.1, "no good kernel"
     assert repeated["GQA-8"]["value"][1] / took["GQA-8"] > 20
-    one = at["bfloat16, GQA-8, 1, 32768"]["ways"]
+    one = sizes["bfloat16, GQA-8, 1, 32768"]["ways"]
     for way in "fused", "torch, enable_gqa":
         assert one["folded, cudnn"]["value"][1] > 5 * one[way]["value"][1]
 
@@ -182,13 +184,13 @@ def test_what_the_page_says_of_memory_and_errors_is_so():
     assert case["torch, bool mask"]["value"][1] == pytest.approx(one, rel=0.2)
     for way in ("torch, is_causal", "flash", "fused"):
         assert took("memory", "float32, GQA, 16384", way=way) < 7
-    half = ways("layer", "bfloat16, Llama-3-8B, 8192")
+    in_bfloat16 = ways("layer", "bfloat16, Llama-3-8B, 8192")
     eager, exact = (
-        half[f"transformers {way}, StaticCache"]["error"]
+        in_bfloat16[f"transformers {way}, StaticCache"]["error"]
         for way in ("eager", "sdpa")
     )
     assert 1.5 < eager / exact < 3, "about twice"
-    assert half["fused"]["error"] < 2 * 2**-8, "8 significant bits"
+    assert in_bfloat16["fused"]["error"] < 2 * 2**-8, "8 significant bits"
     layer = ways("layer", "float32, Llama-3-8B, 8192")
     for cache in ("Static", "Dynamic"):
         theirs = layer[f"transformers sdpa, {cache}Cache"]["error"]

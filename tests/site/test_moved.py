@@ -73,3 +73,31 @@ def test_what_stood_on_the_page_of_the_api_is_on_those_of_its_folders(
     folder = "core" if id == "masks" else "caches"
     page.wait_for_url(f"{address}zh/api/{folder}/#{id}")
     assert page.locator(f"[id='{id}']").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("layers/mqa/#cost", "layers/gqa/#cost"),
+        ("layers/mqa/#formula", "layers/gqa/#mqa"),
+        ("layers/mqa/#history", "layers/gqa/#sources"),
+        ("layers/mqa/#pitfalls", "layers/gqa/#pitfalls"),
+        ("layers/mqa/#sources", "layers/gqa/#sources"),
+        ("layers/mqa/#code", "layers/gqa/#mqa"),
+        ("layers/one-code/#proof", "layers/gqa/#compare.2"),
+        ("numbers/compute/#decode", "numbers/operations/#decode"),
+        ("numbers/compute/#exercise", "numbers/operations/#exercise"),
+        ("numbers/compute/#prefill", "numbers/operations/#prefill"),
+        (
+            "learn/more-questions/#more-heads",
+            "learn/questions/#questions-heads",
+        ),
+        ("learn/more-questions/#more-gla", "learn/questions/#more-gla"),
+    ],
+)
+def test_a_section_of_a_page_that_went_leads_to_its_follower(
+    visit, address, old, new
+):
+    page = visit(f"{address}zh/{old}")
+    page.wait_for_url(f"{address}zh/{new}")
+    assert page.locator(f"[id='{new.partition('#')[2]}']").count() == 1

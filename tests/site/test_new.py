@@ -20,10 +20,13 @@ import sys
 from sitekit.__main__ import main
 
 for words in (
-    ["new", "layer", "two-part", "--title=Two parts: how", "--title-zh=两段"],
+    ["new", "layer", "two-part", "--title=Two parts: how", "--title-zh=两段"]
+    + ["--keeps=state"],
+    "new layer few-keys --keeps keys".split(),
     "new cache last_few --kind Few".split(),
     "new page caches/last-few".split(),
-    "new layer two_part".split(),  # there already
+    "new layer two_part --keeps state".split(),  # there already
+    "new layer three-part".split(),  # keeps keys, or a state?
     "new page core/gqa".split(),  # there are layers/gqa
     "synced two-part".split(),
 ):
@@ -46,14 +49,16 @@ def source(tmp_path_factory):
     source = copy_of_the_sources(tmp_path_factory.mktemp("new"))
     shutil.copy(ROOT / "conftest.py", source)
     done = run(source, "-c", COMMANDS)
-    assert done.stdout.count("left to do") == 3, done.stderr
+    assert done.stdout.count("left to do") == 4, done.stderr
     refused = done.stderr.splitlines()
-    assert refused[:2] == [
+    assert refused[:3] == [
         "there is a page 'two-part' already",
+        "what does three-part keep of earlier tokens? KEEPS=keys (a variant of "
+        "attention) or KEEPS=state (a recurrence)",
         "there is a page 'gqa' already",
     ]
     place = "docs/en/layers/two-part.md: still to be written: TODO: "
-    assert refused[2].startswith(place)
+    assert refused[3].startswith(place)
     return source
 
 
@@ -97,23 +102,29 @@ def test_a_layer_is_five_files_and_a_line_of_navigation(source):
             own.exists() and own.read_bytes() == path.read_bytes()
         ):
             changed.add(str(path.relative_to(source)))
-    layer = {"attnref/plain/two_part.py", "attnref/layers/two_part.py"}
-    layer |= {"tests/reference/layers/test_two_part.py", "mkdocs.yml"}
-    layer |= {f"docs/{lang}/layers/two-part.md" for lang in ("en", "zh")}
+    layers = {"mkdocs.yml"}
+    for file in ("two_part", "few_keys"):
+        layers |= {f"attnref/{x}/{file}.py" for x in ("plain", "layers")}
+        layers.add(f"tests/reference/layers/test_{file}.py")
+        page = f"layers/{file.replace('_', '-')}.md"
+        layers |= {f"docs/{lang}/{page}" for lang in ("en", "zh")}
     cache = {"attnref/caches/last_few.py"}
     cache |= {"tests/reference/caches/test_last_few.py"}
     pages = {f"docs/{lang}/caches/last-few.md" for lang in ("en", "zh")}
-    assert changed == layer | cache | pages
+    assert changed == layers | cache | pages
     lines = [
         (folder / "mkdocs.yml").read_text("utf-8").splitlines()
         for folder in (source, ROOT)
     ]
-    assert len(lines[0]) == len(lines[1]) + 2
+    assert len(lines[0]) == len(lines[1]) + 3
 
 
 def test_what_is_new_is_under_the_properties_and_three_things_are_left(source):
-    checked = ["attnref/layers/two_part.py", "attnref/caches/last_few.py"]
-    checked += ["attnref/plain/two_part.py"]
+    names = "two_part", "few_keys"
+    checked = [
+        f"attnref/{x}/{n}.py" for x in ("layers", "plain") for n in names
+    ]
+    checked += ["attnref/caches/last_few.py"]
     checked += [f"tests/reference/{x}" for x in ("layers", "caches")]
     checked += [
         "tests/reference/test_properties.py",
@@ -121,7 +132,8 @@ def test_what_is_new_is_under_the_properties_and_three_things_are_left(source):
     ]
     checked += ["tests/reference/test_shape_comments.py"]
     checked += ["tests/site/test_parity.py", "tests/site/test_pages.py"]
-    ours = "two_part or two-part or last-few or last_few or written_down"
+    ours = "two_part or two-part or few_keys or few-keys"
+    ours += " or last-few or last_few or written_down"
     ours += " or make_new or shape_comment_of_the_package"
     how = ("-q", "-p", "no:cacheprovider", "-m", "not audit", "-k", ours)
     done = run(source, "-m", "pytest", *how, *checked)
@@ -131,9 +143,10 @@ def test_what_is_new_is_under_the_properties_and_three_things_are_left(source):
     assert {*failed} == {
         "tests/reference/test_properties.py::"
         "test_what_make_new_leaves_to_be_decided_is_decided",
-        f"tests/reference/layers/test_two_part.py::{oracle}",
+        *(f"tests/reference/layers/test_{n}.py::{oracle}" for n in names),
         f"tests/reference/caches/test_last_few.py::{oracle}",
         f"{pages}[layers/two-part]",
+        f"{pages}[layers/few-keys]",
         f"{pages}[caches/last-few]",
     }, done.stdout
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 25

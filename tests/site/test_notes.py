@@ -55,7 +55,7 @@ def html_of(code, items):
     return (
         '<div class="language-python highlight"><span class="filename">'
         f"attnref/plain/x.py</span><pre><code>{code}\n</code>"
-        f'</pre><button class="copy"></button></div>\n{notes.HERE}\n'
+        f'</pre><button class="copy"></button></div>\n{notes.COMMENT}\n'
         f"<ul>\n{lines}\n</ul>"
     )
 
@@ -64,7 +64,7 @@ CODE = 'a = <span class="mi">1</span>\nb = a &lt; 2\na = b'
 
 
 def test_a_mark_at_the_end_of_a_line_leads_to_its_note():
-    made = notes.placed(html_of(CODE, ["a = 1", "a &lt; 2"]), "page.md", "en")
+    made = notes.place(html_of(CODE, ["a = 1", "a &lt; 2"]), "page.md", "en")
     (code,) = re.findall("<code>(a =.*?)</code></pre>", made, re.S)
     assert re.sub("<a [^>]*></a>", "", code) == f"{CODE}\n"
     marks = re.findall('id="(mark-x-.)" href="#(note-x-.)"', code)
@@ -85,9 +85,9 @@ def test_a_mark_at_the_end_of_a_line_leads_to_its_note():
 )
 def test_a_note_on_code_that_is_not_there_once_stops_the_build(items, why):
     with pytest.raises(adapter.BuildError, match=why):
-        notes.placed(html_of(CODE, items), "page.md", "en")
+        notes.place(html_of(CODE, items), "page.md", "en")
     with pytest.raises(adapter.BuildError, match="not below a block"):
-        notes.placed(f"<p>x</p>\n{notes.HERE}\n", "page.md", "en")
+        notes.place(f"<p>x</p>\n{notes.COMMENT}\n", "page.md", "en")
 
 
 PLACES = """() => [...document.querySelectorAll('code .mark')].map(mark => {

@@ -31,7 +31,7 @@ def test_a_number_in_the_text_is_computed_and_formatted(monkeypatch):
     monkeypatch.setattr(numbers, "value", lambda *_: given)
     written = "{{whole:,}}, $x_{{{share:.2f}}}$, **{{bytes}}**; {ran}, {a}"
     shown = "131,072, $x_{0.33}$, **16 GiB**; {ran}, {a}"
-    assert numbers.computed(written, page) == shown
+    assert numbers.fill(written, page) == shown
 
 
 def test_a_number_that_nothing_gives_stops_the_build_at_its_line(tmp_path):
@@ -54,7 +54,7 @@ def test_a_number_that_nothing_gives_stops_the_build_at_its_line(tmp_path):
 def test_each_number_is_on_its_page(stem):
     """Both languages name the same ones, but for those with a unit of their
     own: 8.03 billion are 80.3 yi."""
-    if "numbers" in calls.drawn(stem):
+    if "numbers" in calls.functions_of(stem):
         named = [
             {name for name, _ in numbers.NUMBER.findall(source.text_of(path))}
             for language in ("en", "zh")
@@ -118,7 +118,7 @@ def test_claims_come_out_as_printed():
 
 def test_a_decode_step_by_hand():
     H, D, S, E = 32, 128, 8192, 4096
-    for row, K in zip(gqa.compare(), (32, 8, 1), strict=True):
+    for row, K in zip(gqa.compare(), (32, 8, 4, 1), strict=True):
         weights = 2 * E * H * D + 2 * E * K * D
         assert row[0].endswith(f"`K` = {K}")
         assert row[1:] == [
@@ -254,7 +254,7 @@ def test_names_beside_a_plot_stand_apart():
 
 
 def test_each_model_has_a_kind_of_line():
-    known = {name: memory.look(find_model(name)) for name in memory.DOZEN}
+    known = {name: memory.kind(find_model(name)) for name in memory.DOZEN}
     assert known["llama-2-7b"] == known["falcon-7b"] == "whole"
     assert known["gpt-oss-120b"] == known["mistral-7b"] == "window"
     assert known["deepseek-v3"] == known["deepseek-v4-flash"] == "latent"
@@ -269,7 +269,7 @@ def test_each_kind_of_line_has_its_colour_and_dashes(kind):
     svg = memory.contexts()[kind]
     for name, style in memory.LOOKS.items():
         ink = plots.INKS[style["color"]]
-        looks = [memory.look(find_model(model)) for model in memory.DOZEN]
+        looks = [memory.kind(find_model(model)) for model in memory.DOZEN]
         # A line for each model, one in the legend.
         thick = rf"stroke: {re.escape(ink)}; stroke-width: 1.8"
         assert len(re.findall(thick, svg)) == looks.count(name) + 1

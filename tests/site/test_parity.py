@@ -5,9 +5,10 @@ import re
 import shutil
 from collections import defaultdict
 
+import griffe
 import pytest
 
-from sitekit import CONFIGS, ROOT, nav
+from sitekit import CONFIGS, ROOT, api, nav
 from sitekit.adapter import BuildError, config_of
 from sitekit.markdown import docstrings, pages, parity
 from sitekit.markdown.pages import body_of, markdown_files
@@ -41,8 +42,8 @@ def test_six_sections_have_at_most_14_links_each():
 def test_a_word_of_the_navigation_that_is_not_translated_stops_the_build():
     entries = ["a.md", {"Variants": ["b.md", {"New": "c.md"}]}]
     with pytest.raises(BuildError, match=r"extra\.navigation .* 'New'"):
-        nav.translated(entries, {"Variants": "变体"})
-    got = nav.translated(entries, {"Variants": "变体", "New": "新"})
+        nav.translate(entries, {"Variants": "变体"})
+    got = nav.translate(entries, {"Variants": "变体", "New": "新"})
     assert got == ["a.md", {"变体": ["b.md", {"新": "c.md"}]}]
 
 
@@ -215,7 +216,7 @@ def test_two_kinds_of_scale_have_two_chinese_words():
         **{stem: page.read_text("utf-8") for stem, page in pages.items()},
         **{
             path.stem: path.read_text("utf-8")
-            for path in (ROOT / "attnref/check").glob("*.diff")
+            for path in (ROOT / "attnref/judge").glob("*.diff")
         },
     }
     stored = re.compile(r"float8|FP8|int[48]|量化|weight_scale|字节|每块")
@@ -227,6 +228,85 @@ def test_two_kinds_of_scale_have_two_chinese_words():
         or ("缩放因子" in sentence and "float32 张量" in sentence)
     ]
     assert not wrong
+
+
+# Words of the third column of `names` that are right elsewhere: a scale of a
+# storage format, a cell of a figure, a head of keys beside one of values.
+RIGHT_ELSEWHERE = {"格", "批量", "因子", "缩放因子", "前后两半", "分块"}
+RIGHT_ELSEWHERE |= {"键头", "KV 头", "可以看"}
+TRANSLATED = (
+    r"、或者",
+    r"宽 `",
+    r"变粗",
+    r"读提示词",
+    r"键下",
+    r"淡[成掉]",
+    r"撤(?!销)",
+    r"\d 层循环",
+    r"(?:表示|=) ?可以看",
+)
+
+
+def chinese_texts():
+    """Pages without front matter, and what programs and the site say."""
+    for path in markdown_files("zh"):
+        text = body_of(path)
+        if path.stem == "conventions":
+            text = re.sub(r"(?m)^    \|.*$", "", text)
+        yield path, text
+    named = "docs/zh/docstrings.yml README.zh.md attnref/words.txt"
+    files = [ROOT / name for name in named.split()]
+    files += (ROOT / "attnref/judge").rglob("*.t*t*")
+    files += (ROOT / "sitekit").rglob("*.toml")
+    yield from ((path, path.read_text("utf-8")) for path in files)
+
+
+def met(pattern):
+    return [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path, text in chinese_texts()
+        for found in re.finditer(f".{{0,15}}{pattern}.{{0,15}}", text)
+    ]
+
+
+def test_chinese_has_one_word_for_one_thing():
+    """The word of the second column of `names`, not one of the third."""
+    page = (ROOT / "docs/zh/conventions.md").read_text("utf-8")
+    rows = re.findall(r"(?m)^    \| .*? \| (.*?) \| (.*?) \|$", page)[2:]
+    assert len(rows) > 20
+    for _, others in rows:
+        for word in re.split("、| / ", re.sub("（.*?）", "", others)):
+            if word not in RIGHT_ELSEWHERE:
+                assert met(f"(?<!也叫){word}") == []
+
+
+@pytest.mark.parametrize("phrase", TRANSLATED)
+def test_chinese_is_not_translated_word_by_word(phrase):
+    assert met(phrase) == []
+
+
+VERBS = (
+    "计算 返回 生成 合并 判断 检查 取出 存入 记下 清空 回滚 换成 复制 恢复 重排"
+    " 反量化 把 由 用 按 从 沿 对 给 逐块 接着"
+)
+
+
+def test_chinese_docstrings_of_functions_begin_with_a_verb():
+    """As in English: a function does, a class is."""
+    package = griffe.load(
+        "attnref", search_paths=[ROOT], try_relative_path=False
+    )
+    lines = docstrings.chinese()
+    functions, unlike = 0, []
+    for place in api.places():
+        definition = package[place.removeprefix("attnref.")]
+        for item in (definition, *definition.members.values()):
+            name = docstrings.name_of(item)
+            if item.is_function and name in lines:
+                functions += 1
+                if not lines[name]["zh"].startswith(tuple(VERBS.split())):
+                    unlike.append(name)
+    assert functions > 100 and unlike == []
 
 
 def test_chinese_docstrings_follow_the_english(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from attnref import (
     rope_table,
     sdpa,
 )
+from attnref.judge.tasks import COURSE
 from attnref.numbers.cost import attention_cost
 from sitekit import ROOT
 from sitekit.check import exercise
@@ -385,6 +386,13 @@ def test_each_exercise_stands_on_the_page_beside_its_command(stem):
     assert [exercise.places()[name] for _, name in rows] == [
         stem for stem, _ in rows
     ]
+
+
+def test_the_command_and_the_page_have_the_course_in_one_order():
+    """What `attnref check` says after a success."""
+    (page,) = (p for p in markdown_files("en") if p.stem == "course")
+    steps = body_of(page).partition("{ #steps }")[2].partition("| Step ")[2]
+    assert (*re.findall(r"`attnref check (\w+)`", steps),) == COURSE
 
 
 def test_a_course_takes_ten_hours():

@@ -2,7 +2,9 @@
 file."""
 
 import json
+import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,19 +13,23 @@ from attnref.numbers.kv_memory import (
     growth,
     kv_bytes,
     largest_batch,
+    reserved,
     size,
+    state_bytes,
     weight_bytes,
 )
-from attnref.numbers.shapes import Mla
+from attnref.numbers.shapes import Full, Mla
 from attnref.released.devices import find_device
-from attnref.released.record import BEFORE, fields_of
+from attnref.released.parts import PARTS, sentence
+from attnref.released.record import OLD_ROPE
 from attnref.released.specs import models as known
 from sitekit import CONFIGS
 from sitekit.drawn import your_model
 from sitekit.drawn.released import VIEWS, kinds_of
 from sitekit.drawn.released import cells as cells_of
+from sitekit.markdown.render import Word
 from sitekit.released import released, told
-from sitekit.released.told import PARTS
+from sitekit.released.released import words
 from tests.kit import sampled
 from tests.kit.pages import Reader
 
@@ -44,8 +50,8 @@ def test_a_file_rests_on_a_config_that_says_its_rope(id):
     model = MODELS[id]
     rotated = any(r.rope_theta for r in model.records.values())
     if rotated and model.family not in SILENT:
-        given = fields_of(model.config)
-        assert any(given.get(name) for name in (*BEFORE, "rope_parameters"))
+        given = model.reading.fields
+        assert any(given.get(name) for name in (*OLD_ROPE, "rope_parameters"))
 
 
 def test_a_page_says_what_its_record_says():
@@ -99,6 +105,14 @@ def test_the_page_refuses_what_it_says():
     assert len({row[1] for row in rows}) == len(rows) == 4
 
 
+def test_the_page_compares_two_models():
+    rows = your_model.differing("en")
+    fields = ["`norm`", "`rope_theta`", "`rope_kind`", Word("token")]
+    assert [row[0] for row in rows] == fields
+    assert rows[1][1:] == ["500000.0", "1000000.0"]
+    assert rows[-1][1:] == ["131,072", "147,456"]
+
+
 @pytest.mark.parametrize("id", sampled(MODELS, ["qwen3-8b", "phi-3-mini"]))
 def test_a_download_is_what_the_command_prints(site, tmp_path, id):
     model = MODELS[id]
@@ -133,13 +147,11 @@ def test_a_card_says_what_the_arithmetic_says():
     """Of lengths, and of devices that hold the weights."""
     model = MODELS["deepseek-v3"]
     mib = {name: find_device(name).mib for name in released.DEVICES}
-    whole = told.unshared(model.attends)
-    assert whole == 61 * 128 * (192 + 128)
-    has = told.card(model.model, whole, mib, released.RANKS)
+    has = told.card(model.model, [0, 0], mib, released.RANKS)
     assert has["tokens"] == [2**n for n in range(12, 18)]  # of 163,840
     rows = has["by"]["bf16"]
     assert rows["cache"][-1] == size(kv_bytes(model.model, 131_072))
-    assert rows["whole"][-1] == size(2 * whole * 131_072)
+    assert rows["whole"][-1] == size(2 * 61 * 128 * (192 + 128) * 131_072)
     assert (has["at"], has["way"]) == (5, "8 h200 fp8 bf16")
     for dtype in told.FORMATS:
         left = int(mib["h200"] * 2**20 * 0.9)
@@ -151,9 +163,95 @@ def test_a_card_says_what_the_arithmetic_says():
     assert "8 h200 bf16 bf16" not in has["fits"]
     # Every model has one, those of unknown size without devices.
     for each in MODELS.values():
-        has = told.card(each.model, 1, mib, released.RANKS)
+        has = told.card(each.model, [], mib, released.RANKS)
         assert ("fits" in has) == bool(each.model.params)
         assert has["way"].split()[1] in mib
+
+
+def facts_of(id, language="en"):
+    """What the card of a page shows before its script runs."""
+    page = released.markdown(f"models/released/{id}", language)
+    facts = re.search(r'<dl class="facts">(.*?)</dl>', page, re.DOTALL)[1]
+    shown = re.sub(r"<(div|span)[^>]* hidden>.*?</\1>", "", facts, flags=re.S)
+    return " ".join(re.sub("<[^>]+>", " ", shown).split())
+
+
+def test_a_card_names_each_cause_of_a_small_cache():
+    for id, language, texts in (
+        ("gpt-oss-20b", "en", ["8 × by shared heads", "2 × by windows"]),
+        ("gpt-oss-20b", "zh", ["键值头共用： 8 ×", "滑动窗口： 2 ×"]),
+        ("llama-4-scout", "en", ["5 × by shared heads", "3.37 × by chunks"]),
+        ("gemma-4-e2b", "en", ["8 × by sh", "2.33 × by l", "2.98 × by w"]),
+        ("deepseek-v3.2", "en", ["71.1 × by a la", "0.818 × by index"]),
+        ("deepseek-v4-flash", "en", ["128 × by one", "7.53 × by comp"]),
+    ):
+        facts = facts_of(id, language)
+        assert all(text in facts for text in texts), facts
+    assert "by windows" not in facts_of("qwen3-8b")
+    assert "smaller" not in facts_of("llama-2-7b")
+
+
+def test_the_factors_of_all_causes_multiply_to_the_whole():
+    """At each length, with states left out: they are no keys."""
+    for model in MODELS.values():
+        others, shape = told.reused(model.records), model.model
+        heads = [
+            r.n_heads * (r.head_dim + r.v_head_dim)
+            for r in model.attends.values()
+        ]
+        both = 1 + (model.family == "longcat_flash")  # two in each layer
+        for n in (4096, 131_072, 2**20):
+            causes = told.factors(shape, others, n)
+            times = causes.pop("times")
+            assert math.prod(causes.values()) == pytest.approx(times, 1e-12)
+            kept = kv_bytes(shape, n) - state_bytes(shape)
+            every = 2 * n * both * sum(heads)
+            assert times == pytest.approx(every / kept, 1e-12), model.id
+
+
+@pytest.mark.parametrize(
+    "id, heads", [("gpt-oss-20b", 8), ("llama-4-scout", 5), ("gemma-3-27b", 2)]
+)
+def test_a_factor_is_what_the_cache_is_without_its_cause(id, heads):
+    """With windows kept and a key for each head; and with windows in full."""
+    shape = MODELS[id].model
+    groups = (replace(g, kv_heads=g.q_heads) for g in shape.groups)
+    apart = replace(shape, groups=tuple(groups))
+    for n in (4096, 65_536, 131_072):
+        causes = told.factors(shape, [0, 0], n)
+        assert causes["heads"] == heads
+        assert kv_bytes(apart, n) == heads * kv_bytes(shape, n)
+        kept = kv_bytes(reserved(shape), n) / kv_bytes(shape, n)
+        assert causes["windows"] * causes["chunks"] == kept
+
+
+@pytest.mark.parametrize("id", ["qwen3.8-27b", "qwen3-next-80b"])
+def test_a_card_tells_states_from_keys(id):
+    shape = MODELS[id].model
+    (full,) = [g for g in shape.groups if isinstance(g, Full)]
+    has = told.card(shape, [0, 0], {}, ())
+    n, states = has["tokens"][0], state_bytes(shape)
+    times = full.q_heads // full.kv_heads
+    assert {*has["factors"]["times"]} == {str(times)}
+    kept = kv_bytes(shape, n) - states
+    rows = has["by"]["bf16"]
+    assert rows["whole"][0] == size(times * kept + states)
+    facts = facts_of(id)
+    assert f"tokens and {size(states)} of states" in facts
+    assert "of states" not in facts_of("qwen3-8b")
+
+
+def test_a_key_that_nothing_rotates_is_no_key_of_rope():
+    for model in MODELS.values():
+        latent = [r for r in model.records.values() if r.kv_rank]
+        turned = any(r.rope_theta for r in latent)
+        for language in CONFIGS if latent else ():
+            said = dict(told.differs(model.records, words(), language))
+            assert ("RoPE" in said["mla"]) is turned, model.id
+    kimi = MODELS["kimi-linear-48b"].records
+    says = [sentence("mla", kimi, words(), each) for each in CONFIGS]
+    assert "512 elements and 64 more key elements, not rotated;" in says[0]
+    assert "512 维的潜在向量和 64 维不旋转的键，" in says[1]
 
 
 def test_a_difference_is_shown_as_the_lines_that_it_needs():
@@ -171,7 +269,12 @@ def test_a_difference_is_shown_as_the_lines_that_it_needs():
 # --- the table of models ---
 
 
-NEWEST_FIRST = sorted(known().values(), key=lambda m: m.date, reverse=True)
+# Those with a page, then the others.
+NEWEST_FIRST = sorted(
+    known().values(),
+    key=lambda m: (m.id in released.released(), m.date),
+    reverse=True,
+)
 ALL = len(NEWEST_FIRST)
 AT = {name: n for n, name in enumerate(sum(VIEWS.values(), ()))}
 

@@ -60,6 +60,48 @@ def test_the_same_with_a_decoder_of_this_site():
     # --8<-- [end:decoder]
 
 
+def test_an_engine_samples_and_a_trainer_learns():
+    # --8<-- [start:ratios]
+    from copy import deepcopy
+
+    import torch
+
+    from attnref import Block, Decoder, GroupedQueryAttention, KVCache
+
+    heads = GroupedQueryAttention(d_model=48, n_heads=6, n_kv_heads=2)
+    block = Block(heads, d_model=48, d_ff=96)
+    trainer = Decoder([block], n_tokens=101, d_model=48)
+    engine = deepcopy(trainer).bfloat16()
+
+    def log_probs(logits, tokens):
+        """Of the tokens that were chosen: (B, T, V), (B, T) -> (B, T)."""
+        log_p = logits.float().log_softmax(-1)
+        return log_p.gather(-1, tokens[..., None])[..., 0]
+
+    tokens, caches, old = torch.randint(101, (3, 1)), [KVCache(8)], []
+    with torch.no_grad():
+        for _ in range(8):
+            logits = engine(tokens[:, -1:], caches=caches)
+            token = logits[:, -1].float().softmax(-1).multinomial(1)
+            old.append(log_probs(logits, token))
+            tokens = torch.cat((tokens, token), dim=1)
+
+    advantage = torch.randn(3, 1)  # of each text, from its reward
+    new = log_probs(trainer(tokens[:, :-1]), tokens[:, 1:])
+    ratio = (new - torch.cat(old, dim=1)).exp().detach()  # 1 if both agree
+    loss = -(ratio.clamp(max=2.0) * advantage * new).mean()
+    loss.backward()
+    # --8<-- [end:ratios]
+    assert new.shape == ratio.shape == (3, 8)
+    assert 1e-6 < (ratio - 1).abs().max() < 0.1
+    with torch.no_grad():
+        steps, caches = [], [KVCache(8)]
+        for t in tokens[:, :-1].split(1, dim=1):
+            steps.append(trainer(t, caches=caches))
+        again = log_probs(torch.cat(steps, dim=1), tokens[:, 1:])
+    torch.testing.assert_close(again, new)  # of each token after the one before
+
+
 def test_sums_in_another_order():
     # --8<-- [start:order]
     import torch
@@ -112,9 +154,10 @@ ROUNDING = {
 
 @pytest.mark.parametrize("name", same_output.MODELS)
 def test_rounding_shrinks_with_the_dtype_and_a_bug_does_not(name):
+    right = same_output.RIGHT | same_output.STATES
     for key, each in same_output.measured(name).items():
         ratios, same = zip(*each, strict=True)
-        if key in same_output.RIGHT:
+        if key in right:
             bounds = [ROUNDING[dtype] for dtype in same_output.DTYPES]
             assert same[1] >= 0.98
         elif key == "rounded":  # bfloat16 rounds in the same places anyway
@@ -123,15 +166,40 @@ def test_rounding_shrinks_with_the_dtype_and_a_bug_does_not(name):
             bounds = [(0.2, 2)] * 4
         for ratio, (low, high) in zip(ratios, bounds, strict=True):
             assert low <= ratio <= high, (key, ratios)
+
+
+def test_tables_have_all_rows():
     rows = [
-        *same_output.differences(name),
-        *same_output.differences(name, True),
+        *same_output.differences("random"),
+        *same_output.differences("random", True),
     ]
-    assert len(rows) == len(same_output.RIGHT | same_output.WRONG)
+    assert len(rows) == len(
+        same_output.RIGHT | same_output.STATES | same_output.WRONG
+    )
+
+
+def test_what_a_trainer_disagrees_on():
+    """Rounding, in the order of its size; a state is kept in float32."""
+    found = same_output.disagreements()
+    assert found["none"].mean < 1e-5 and found["none"].text < 1.001
+    order = ["none", "kernels", "weights", "int4", "late"]
+    for column in range(4):
+        values = [found[source][column] for source in order]
+        assert values == sorted(values), (column, values)
+    for source in ("kernels", "weights", "int8", "state"):
+        row = found[source]
+        assert 0 < row.kl < row.mean < 0.1 and 1 < row.token < 2
+        assert row.token < row.text * 1.2
+    assert found["int4"].token > 2 and found["late"].token > 20
+    assert found["state"].mean < found["kernels"].mean
+    for row, source in zip(same_output.trainer(), found, strict=True):
+        assert row[0].key == source
+        shown = [float(cell) for cell in row[1:]]
+        assert shown == pytest.approx([*found[source]], rel=0.5)
 
 
 def test_a_difference_is_shown_with_its_size():
-    shown = map(same_output.shown, (0.0, 6.1e-16, 4e-4, 0.0213, 1.034))
+    shown = map(same_output.percentage, (0.0, 6.1e-16, 4e-4, 0.0213, 1.034))
     assert list(shown) == ["0", "6e-16", "4e-04", "2.1%", "103.4%"]
 
 
@@ -148,7 +216,7 @@ def test_what_the_page_says_of_the_trained_model():
     result, message = same_output.measured("trained"), same_output.numbers()
     for key in ("late", "pads_seen", "rounded"):
         assert result[key][-1][1] > 0.9
-    assert message["late"] == same_output.shown(result["late"][-1][0])
+    assert message["late"] == same_output.percentage(result["late"][-1][0])
     assert message["exact"] < 1e-12 and message["fewest"] > 0.8
 
 

@@ -9,8 +9,9 @@ What is right was decided before anything was tuned:
    explains it too; its entry in the API reference is among the first three.
 3. A symptom or a question leads to the page whose section treats it. Where
    two pages treat it, both are right.
-4. A released model leads to the table of models on Memory, or to the page
-   that describes its attention.
+4. A released model leads to its own page, whatever else is asked about it. One
+   that has none leads to the table of models on Memory, or to the page that
+   describes its attention.
 5. A comparison leads to the page that compares, or to one of the compared.
 """
 
@@ -23,11 +24,11 @@ from itertools import accumulate
 from threading import Thread
 
 import pytest
-import yaml
 from playwright.sync_api import expect
 
 import attnref
 from sitekit import ROOT, files, search
+from sitekit.markdown import source
 from tests.kit.search import entries
 from tests.kit.site import opened
 
@@ -58,9 +59,9 @@ ASK = """async (queries) => {
 
 
 def typed_by_readers(language):
-    """Each query of queries.yml, and what is right: page#section or folder/."""
-    path = ROOT / "tests" / "site" / "queries.yml"
-    kinds = yaml.safe_load(path.read_text(encoding="utf-8")).items()
+    """The queries of queries.toml, with the right page#section or folder/."""
+    path = ROOT / "tests" / "site" / "queries.toml"
+    kinds = source.table_of(path).items()
     return {
         query: right.split()
         for kind, rows in kinds
@@ -180,6 +181,21 @@ def typed(page, query):
     page.keyboard.insert_text(query)  # no key comes up: as from a menu
 
 
+def test_text_that_comes_without_a_key_is_searched_for(reader):
+    """As from a menu, dictation, an input method or a form that is filled in:
+    the field's value changes, and it says so."""
+    language, page, _ = reader
+    typed(page, "mla")
+    first = page.locator(".md-search-result__item a").first
+    expect(first).to_have_attribute("href", re.compile("/mla/"))
+    page.evaluate("""() => {
+      const field = document.querySelector(".md-search__input");
+      field.value = "softmax";
+      field.dispatchEvent(new InputEvent("input", { bubbles: true }));
+    }""")
+    expect(first).to_have_attribute("href", re.compile("/softmax/"))
+
+
 def place(links):
     path = links[0].partition("#")[0].strip("/")
     return path.rpartition("/")[2] or "index"
@@ -289,14 +305,13 @@ def test_cells_of_a_table_are_words_of_their_own(site):
         assert "FalconGemma" not in text, "the choices of a menu"
 
 
-def test_each_index_holds_its_own_language_without_formulas(site):
+def test_each_index_holds_its_own_language_and_no_names_of_marks(site):
     en = " ".join(d["text"] for d in entries(site.folder, "en"))
     zh = " ".join(d["text"] for d in entries(site.folder, "zh"))
     assert "Padding" in " ".join(d["title"] for d in entries(site.folder, "en"))
     assert "为什么" not in en
     assert "therefore" in en and "therefore" not in zh
     assert "ApplyFunction" not in en + zh
-    assert "⊤" not in en + zh
 
 
 def test_the_index_has_nothing_of_the_bars_with_downloads(site):
@@ -385,3 +400,13 @@ def test_what_only_a_section_says_leads_there_and_is_marked(reader):
     assert marks.count() == count >= 1
     page.goto(page.url.partition("?")[0])
     assert marks.count() == 0
+
+
+def test_a_formula_of_a_sentence_is_found_as_text():
+    math = "<math data-search-exclude>{}</math>"
+    width = "<msub><mi>d</mi><mi>k</mi></msub>"
+    share = f"<mfrac><mn>1</mn><msqrt>{width}</msqrt></mfrac>"
+    turned = "<msubsup><mi>R</mi><mi>i</mi><mo>&lt;</mo></msubsup>"
+    shown = math.format(f"{share}<mo>&InvisibleTimes;</mo>{turned}")
+    block = '<math data-search-exclude display="block"><mi>x</mi></math>'
+    assert search.readable(shown + block) == "1/√d_kR_i^&lt;"

@@ -19,7 +19,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from sitekit import adapter
+from sitekit import serve
 from tests.kit.site import MKDOCS, copy_of_the_sources, environment
 
 DEADLINE = 600
@@ -243,7 +243,7 @@ def test_what_is_served_is_what_is_built(served, site):
 
 def test_a_page_that_was_made_before_an_edit_loads_itself_again(monkeypatch):
     """It has the number of the state that it shows."""
-    server = adapter.Server(lambda: None, host="127.0.0.1", port=0, root=".")
+    server = serve.Server(lambda: None, host="127.0.0.1", port=0, root=".")
     server._watched_paths[""] = 1
     number = server._visible_epoch
 
@@ -251,7 +251,7 @@ def test_a_page_that_was_made_before_an_edit_loads_itself_again(monkeypatch):
         server._visible_epoch += 1  # an edit is there meanwhile
         return b"<body>old</body>"
 
-    monkeypatch.setattr(adapter, "_served", make)
+    monkeypatch.setattr(serve, "_content", make)
     server.server_bind()
     server.server_activate()
     thread = Thread(target=server.serve_forever, daemon=True)

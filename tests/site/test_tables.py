@@ -20,10 +20,10 @@ from tests.kit.pages import fences
 
 RECORD = ROOT / "tests/site/tables.json"
 # Lists of links and of files; and what oracles.json has recorded.
-APART = ("bibliography", "files", "index", "names", "transformers")
-APART += ("known-answers",)  # test_known_answers.py has one of them
-APART += ("same-output",)  # rounding depends on the processor
-PAGES = [stem for stem in calls.pages() if stem not in APART]
+UNRECORDED = ("bibliography", "files", "index", "names", "transformers")
+UNRECORDED += ("known-answers",)  # test_known_answers.py has one of them
+UNRECORDED += ("same-output",)  # rounding depends on the processor
+PAGES = [stem for stem in calls.pages() if stem not in UNRECORDED]
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
@@ -43,20 +43,22 @@ def computed(stem):
     for _, spec in fences(stem):
         for kind in ("table", "plot", "steps"):
             if kind in spec:
-                made = calls.value(spec[kind], stem)
+                value = calls.value(spec[kind], stem)
                 if kind == "steps":
-                    made = [frame.facts.values() for frame in made.frames]
-                rows = made.rows if kind == "plot" else made
+                    value = [frame.facts.values() for frame in value.frames]
+                rows = value.rows if kind == "plot" else value
                 key = f"{stem}: {spec[kind]}"
                 result[key] = [[text_of(cell) for cell in row] for row in rows]
         for panel in spec.get("panels", ()):
-            made = calls.value(panel["draw"], stem) if "draw" in panel else None
-            if isinstance(made, torch.Tensor):
+            value = (
+                calls.value(panel["draw"], stem) if "draw" in panel else None
+            )
+            if isinstance(value, torch.Tensor):
                 result[f"{stem}: {panel['draw']}"] = [
                     [text_of(float(x)) for x in row.flatten()]
-                    for row in torch.atleast_2d(made)
+                    for row in torch.atleast_2d(value)
                 ]
-    if "numbers" in calls.drawn(stem):
+    if "numbers" in calls.functions_of(stem):
         numbers = calls.value("numbers", stem).items()
         result[f"{stem}: numbers"] = [
             [name, text_of(n if isinstance(n, int | str) else float(n))]
@@ -70,13 +72,11 @@ def alike(now, was):
     processor."""
     if NUMBER.sub("#", now) != NUMBER.sub("#", was):
         return False
-    for one, other in zip(
-        NUMBER.findall(now), NUMBER.findall(was), strict=True
-    ):
-        mantissa, _, exponent = other.partition("e")
+    for one, old in zip(NUMBER.findall(now), NUMBER.findall(was), strict=True):
+        mantissa, _, exponent = old.partition("e")
         digits = len(mantissa.partition(".")[2])
         off = 1.01 * 10 ** (int(exponent or 0) - digits) if digits else 0
-        a, b = (float(n.replace(",", "")) for n in (one, other))
+        a, b = (float(n.replace(",", "")) for n in (one, old))
         if abs(a - b) > off:
             return False
     return True

@@ -11,7 +11,7 @@ from base64 import b64decode, b64encode
 
 import pytest
 
-from attnref.check.catalogue import Plain, catalogue, every_variant
+from attnref.judge.catalogue import Plain, catalogue, every_variant
 from sitekit.drawn import trained
 from tests.kit.site import opened
 
@@ -212,7 +212,7 @@ def test_the_model_in_the_page_computes_what_it_does_in_python(
     chromium, address
 ):
     """Fifty texts of all lengths, right and with each mistake."""
-    every = json.loads(trained.RECORDED.read_text())["parameters"]
+    every = json.loads(trained.RECORD.read_text())["parameters"]
     kept = torch.frombuffer(bytearray(b64decode(every)), dtype=torch.bfloat16)
     torch.manual_seed(3)
     texts = [torch.randint(SYMBOLS, (1 + n % 24,)) for n in range(50)]
@@ -220,7 +220,7 @@ def test_the_model_in_the_page_computes_what_it_does_in_python(
     run += "({ logits, heads }) => [logits.map((row) => [...row]), heads])"
     url = address + "learn/trained/?text=flamingofla"
     with opened(chromium, url, until="load") as page:
-        page.wait_for_selector(".play figure")
+        page.wait_for_selector(".panel rect.weight")
         assert page.locator(".play output").inner_text() == (
             "Next after FLAMINGOFLA: M 98%"
         )
@@ -249,4 +249,4 @@ if __name__ == "__main__":
     kept = every.detach().bfloat16().view(torch.uint8).numpy().tobytes()
     text = f'{{"torch": "{torch.__version__}", "runs": [\n{rows}\n],\n'
     text += f'"parameters": "{b64encode(kept).decode()}"}}\n'
-    trained.RECORDED.write_text(text, encoding="utf-8")
+    trained.RECORD.write_text(text, encoding="utf-8")

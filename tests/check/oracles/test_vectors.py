@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import (
     DynamicCache,
     GlmMoeDsaConfig,
@@ -27,43 +28,59 @@ from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.llama import modeling_llama as llama
 
-from attnref.check import vectors
-from attnref.check.catalogue import Plain
+from attnref.judge import vectors
+from attnref.judge.catalogue import Plain
+from attnref.released.configured import ConfiguredAttention
 
 BOUND = 1e-6
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _modules_of_a_first_call():
+    """flex_attention imports them when it is called, whatever is patched."""
+    with torch.no_grad():
+        flex_attention(*torch.zeros(3, 1, 1, 1, 1))
+
+
 @contextmanager
 def all_in_float64():
-    """Their code says float32 where it wants to be exact."""
+    """Their code says float32 where it wants to be exact. A module that is
+    first imported meanwhile would keep float64 under that name for good."""
+    old = set(sys.modules)
     with ExitStack() as stack:
         for name in ("float", "float32"):
             stack.enter_context(patch.object(torch, name, torch.float64))
         stack.enter_context(patch.object(Tensor, "float", Tensor.double))
         yield
+    assert not {x for x in {*sys.modules} - old if x.startswith("torch.")}
 
 
 @cache
 def answer(name):
-    """What is stored of the case: what it is given, its weights, its output."""
-    exact = patch.object(vectors, "_stored", lambda value: value)
-    with exact, patch.object(vectors, "_wrong", lambda *_: ({}, {})):
-        tensors, about = vectors.computed(name)
+    """The options and inputs of a case, its weights and its output: exact, and
+    without the mistakes."""
+    no_mistakes = vectors.WrongOutputs(None, 0.0)
+    exact = patch.object(vectors, "as_stored", lambda value: value)
+    with (
+        exact,
+        patch.object(vectors, "wrong_outputs", lambda *_: no_mistakes),
+    ):
+        tensors, about = vectors.compute(name)
     parts = {"input": {}, "weight": {}}
-    for place, value in tensors.items():
-        kind, _, own = place.partition("/")
+    for path, value in tensors.items():
+        kind, _, tensor_name = path.partition("/")
         if kind in parts:
-            parts[kind][own] = value
-    case = vectors.cases()[name] | about["given"] | parts["input"]
-    given = SimpleNamespace(**case, all=parts["input"])
-    return given, parts["weight"], tensors["output"]
+            parts[kind][tensor_name] = value
+    values = vectors.cases()[name] | about["given"] | parts["input"]
+    case = SimpleNamespace(**values, inputs=parts["input"])
+    return case, parts["weight"], tensors["output"]
 
 
 def oracle_of(name):
-    return theirs(vectors.cases()[name]["oracle"])
+    return resolve(vectors.cases()[name]["oracle"])
 
 
-def theirs(path):
+def resolve(path):
     """transformers.models.llama.LlamaAttention, wherever it is defined."""
     module, _, name = path.rpartition(".")
     stem = module.rpartition(".")[2]
@@ -72,74 +89,74 @@ def theirs(path):
     return getattr(importlib.import_module(module), name)
 
 
-def additive(seen):
-    return torch.zeros(seen.shape).double().masked_fill(~seen, -torch.inf)
+def additive(mask):
+    return torch.zeros(mask.shape).double().masked_fill(~mask, -torch.inf)
 
 
-def softmax(name, g, w):
-    return torch.softmax(g.x, dim=-1).nan_to_num(0.0)
+def softmax(name, case, w):
+    return torch.softmax(case.x, dim=-1).nan_to_num(0.0)
 
 
-def sdpa(name, g, w, mask=None):
-    mask = g.all.get("mask", mask)
-    groups = {"enable_gqa": g.q.shape[1] != g.k.shape[1]}
-    out = F.scaled_dot_product_attention(g.q, g.k, g.v, mask, **groups)
+def sdpa(name, case, w, mask=None):
+    mask = case.inputs.get("mask", mask)
+    groups = {"enable_gqa": case.q.shape[1] != case.k.shape[1]}
+    out = F.scaled_dot_product_attention(case.q, case.k, case.v, mask, **groups)
     if mask is not None:
         out = out.where(mask.any(-1, keepdim=True), 0)
     return out
 
 
-def flash(name, g, w):
-    scores = g.q @ g.k.mT / g.q.shape[-1] ** 0.5
-    if "mask" in g.all:
-        scores = scores + additive(g.mask)
+def flash(name, case, w):
+    scores = case.q @ case.k.mT / case.q.shape[-1] ** 0.5
+    if "mask" in case.inputs:
+        scores = scores + additive(case.mask)
     lse = torch.logsumexp(scores, dim=-1, keepdim=True)
-    return torch.cat((sdpa(name, g, w), lse), dim=-1)
+    return torch.cat((sdpa(name, case, w), lse), dim=-1)
 
 
-def merge(name, g, w):
-    outs = torch.stack([g.out_0, g.out_1, g.out_2])
-    lses = torch.stack([g.lse_0, g.lse_1, g.lse_2])[..., None]
+def merge(name, case, w):
+    outs = torch.stack([case.out_0, case.out_1, case.out_2])
+    lses = torch.stack([case.lse_0, case.lse_1, case.lse_2])[..., None]
     lse = torch.logsumexp(lses, dim=0)
     return torch.cat(((outs * (lses - lse).exp()).sum(0), lse), dim=-1)
 
 
-def seen(g, rule, T, S):
+def mask_by(case, rule, T, S):
     """A mask from a function of transformers."""
     i = torch.arange(S - T, S)[:, None]
     return rule(0, 0, i, torch.arange(S)).expand(T, S)
 
 
-def windowed(g, T, S):
-    rule = masking_utils.sliding_window_causal_mask_function(g.W)
-    return seen(g, rule, T, S)
+def window_mask(case, T, S):
+    rule = masking_utils.sliding_window_causal_mask_function(case.W)
+    return mask_by(case, rule, T, S)
 
 
-def masks(name, g, w):
+def masks(name, case, w):
     if name == "mask-padding":
         return torch.stack(
             [
-                masking_utils.padding_mask_function(g.valid)(b, 0, 0, at)
+                masking_utils.padding_mask_function(case.valid)(b, 0, 0, j)
                 for b in range(3)
-                for at in range(5)
+                for j in range(5)
             ]
         ).view(3, 1, 1, 5)
     if name == "mask-document":
         rule = masking_utils.and_masks(
             masking_utils.causal_mask_function,
-            masking_utils.packed_sequence_mask_function(g.ids),
+            masking_utils.packed_sequence_mask_function(case.ids),
         )
         b, i = torch.arange(3)[:, None, None], torch.arange(11)
         return rule(b, 0, i[:, None], i)[:, None]
     if name == "mask-causal":
-        return seen(g, masking_utils.causal_mask_function, g.T, g.S)
+        return mask_by(case, masking_utils.causal_mask_function, case.T, case.S)
     if name == "mask-window":
-        return windowed(g, g.T, g.S)
-    first = lambda b, h, i, j: j < g.first  # noqa: E731
-    near = masking_utils.sliding_window_causal_mask_function(g.W)
-    either = masking_utils.or_masks(first, near)
-    rule = masking_utils.and_masks(masking_utils.causal_mask_function, either)
-    return seen(g, rule, g.T, g.S)
+        return window_mask(case, case.T, case.S)
+    first = lambda b, h, i, j: j < case.first  # noqa: E731
+    last = masking_utils.sliding_window_causal_mask_function(case.W)
+    kept = masking_utils.or_masks(first, last)
+    rule = masking_utils.and_masks(masking_utils.causal_mask_function, kept)
+    return mask_by(case, rule, case.T, case.S)
 
 
 ROPES = {
@@ -150,245 +167,266 @@ ROPES = {
 }
 
 
-def rope(name, g, w):
+def rope(name, case, w):
     kind = {"rope": "default", "mla": "default", "ntk": "dynamic"}.get(
-        g.kind, g.kind
+        case.kind, case.kind
     )
-    how = {"rope_type": kind, "rope_theta": g.theta, **ROPES.get(kind, {})}
-    if len(getattr(g, "scaling", [])) > 1:
-        how["original_max_position_embeddings"] = g.scaling[1]
+    rope = {"rope_type": kind, "rope_theta": case.theta, **ROPES.get(kind, {})}
+    if len(getattr(case, "scaling", [])) > 1:
+        rope["original_max_position_embeddings"] = case.scaling[1]
     config = LlamaConfig(
-        hidden_size=g.D,
+        hidden_size=case.D,
         num_attention_heads=1,
-        head_dim=g.D,
+        head_dim=case.D,
         max_position_embeddings=8 if kind == "dynamic" else 163840,
-        rope_parameters=how,
+        rope_parameters=rope,
     )
-    if g.kind == "mla":
-        config.qk_rope_head_dim = g.D
-        table = v2.DeepseekV2RotaryEmbedding(config)(g.x, g.positions[None])
-        return v2.apply_rotary_emb(g.x, g.x, table)[0]
+    if case.kind == "mla":
+        config.qk_rope_head_dim = case.D
+        table = v2.DeepseekV2RotaryEmbedding(config)(
+            case.x, case.positions[None]
+        )
+        return v2.apply_rotary_emb(case.x, case.x, table)[0]
     rotary = llama.LlamaRotaryEmbedding(config)
     if kind == "dynamic":  # a text so long that the base grows by the factor
         f, size = ROPE_INIT_FUNCTIONS[kind](config, None, seq_len=15)
         rotary = llama.LlamaRotaryEmbedding(
-            LlamaConfig(hidden_size=g.D, num_attention_heads=1, head_dim=g.D)
+            LlamaConfig(
+                hidden_size=case.D, num_attention_heads=1, head_dim=case.D
+            )
         )
         rotary.inv_freq = f
-    tables = rotary(g.x, g.positions[None])
-    return llama.apply_rotary_pos_emb(g.x, g.x, *tables)[0]
+    tables = rotary(case.x, case.positions[None])
+    return llama.apply_rotary_pos_emb(case.x, case.x, *tables)[0]
 
 
-def mha(name, g, w):
-    keys = g.all.get("context", g.x)
-    cross = keys is not g.x
-    more = {"kdim": g.C, "vdim": g.C} if cross else {}
+def mha(name, case, w):
+    keys = case.inputs.get("context", case.x)
+    cross = keys is not case.x
+    widths = {"kdim": case.C, "vdim": case.C} if cross else {}
     layer = nn.MultiheadAttention(
-        g.E, g.H, bias=False, batch_first=True, dtype=torch.float64, **more
+        case.E,
+        case.H,
+        bias=False,
+        batch_first=True,
+        dtype=torch.float64,
+        **widths,
     )
     names = "q_proj", "k_proj", "v_proj"
     parts = [w[f"{x}.weight"] for x in names]
-    own = {f"{x}_weight": y for x, y in zip(names, parts, strict=True)}
-    own = own if cross else {"in_proj_weight": torch.cat(parts)}
-    layer.load_state_dict(own | {"out_proj.weight": w["o_proj.weight"]})
-    hidden = {} if cross else {"attn_mask": ~torch.ones(g.T, g.T).tril().bool()}
-    if "valid_context" in g.all:
-        hidden["key_padding_mask"] = ~g.valid_context
-    return layer(g.x, keys, keys, need_weights=False, **hidden)[0]
+    if cross:
+        weights = {f"{x}_weight": y for x, y in zip(names, parts, strict=True)}
+    else:
+        weights = {"in_proj_weight": torch.cat(parts)}
+    layer.load_state_dict(weights | {"out_proj.weight": w["o_proj.weight"]})
+    masks = {}
+    if not cross:
+        masks["attn_mask"] = ~torch.ones(case.T, case.T).tril().bool()
+    if "valid_context" in case.inputs:
+        masks["key_padding_mask"] = ~case.valid_context
+    return layer(case.x, keys, keys, need_weights=False, **masks)[0]
 
 
-def mqa(name, g, w):
+def mqa(name, case, w):
     config = GPTBigCodeConfig(
-        n_embd=g.E,
-        n_head=g.H,
+        n_embd=case.E,
+        n_head=case.H,
         attn_pdrop=0.0,
         resid_pdrop=0.0,
         attn_implementation="eager",
     )
     layer = oracle_of(name)(config, layer_idx=0).double()
     parts = [w[f"{x}_proj.weight"] for x in "qkv"]
-    own = {
+    weights = {
         "c_attn.weight": torch.cat(parts),
         "c_proj.weight": w["o_proj.weight"],
     }
-    own |= {
+    weights |= {
         f"{x}.bias": 0 * layer.state_dict()[f"{x}.bias"]
         for x in ("c_attn", "c_proj")
     }
-    layer.load_state_dict(own)
-    hidden = additive(torch.ones(g.T, g.T).tril().bool())
-    return layer.eval()(g.x, attention_mask=hidden[None, None])[0]
+    layer.load_state_dict(weights)
+    mask = additive(torch.ones(case.T, case.T).tril().bool())
+    return layer.eval()(case.x, attention_mask=mask[None, None])[0]
 
 
-def ring(name, g, w):
-    return sdpa(name, g, w, windowed(g, g.q.shape[2], g.k.shape[2]))
+def ring(name, case, w):
+    return sdpa(
+        name, case, w, window_mask(case, case.q.shape[2], case.k.shape[2])
+    )
 
 
-def sinks(name, g, w):
-    own = SimpleNamespace(num_key_value_groups=1, sinks=g.sinks, training=False)
-    mask = additive(g.mask)[None, None]
-    scale = g.q.shape[-1] ** -0.5
+def sinks(name, case, w):
+    layer = SimpleNamespace(
+        num_key_value_groups=1, sinks=case.sinks, training=False
+    )
+    mask = additive(case.mask)[None, None]
+    scale = case.q.shape[-1] ** -0.5
     out, _ = gpt_oss.eager_attention_forward(
-        own, g.q, g.k, g.v, mask, scaling=scale
+        layer, case.q, case.k, case.v, mask, scaling=scale
     )
     return out.transpose(1, 2)
 
 
-def softcap(name, g, w):
-    own = SimpleNamespace(num_key_value_groups=1, training=False, head_dim=g.D)
+def softcap(name, case, w):
+    layer = SimpleNamespace(
+        num_key_value_groups=1, training=False, head_dim=case.D
+    )
     out, _ = gemma2.eager_attention_forward(
-        own,
-        g.q,
-        g.k,
-        g.v,
-        additive(g.mask)[None, None],
-        scaling=g.D**-0.5,
-        softcap=g.softcap,
+        layer,
+        case.q,
+        case.k,
+        case.v,
+        additive(case.mask)[None, None],
+        scaling=case.D**-0.5,
+        softcap=case.softcap,
     )
     return out.transpose(1, 2)
 
 
-def alibi(name, g, w):
-    ones = torch.ones(3, g.S)
-    bias = oracle_of(name)(ones, g.H, torch.float64)
-    bias = bias.view(3, g.H, 1, g.S)
-    mask = additive(g.mask) + bias
-    return F.scaled_dot_product_attention(g.q, g.k, g.v, mask)
+def alibi(name, case, w):
+    ones = torch.ones(3, case.S)
+    bias = oracle_of(name)(ones, case.H, torch.float64)
+    bias = bias.view(3, case.H, 1, case.S)
+    mask = additive(case.mask) + bias
+    return F.scaled_dot_product_attention(case.q, case.k, case.v, mask)
 
 
 @pytest.mark.filterwarnings("ignore")
-def todays_heads(name, g, w):
-    from torch.nn.attention.flex_attention import create_block_mask
-
+def todays_heads(name, case, w):
     tables = llama.LlamaRotaryEmbedding(
         LlamaConfig(
-            hidden_size=g.D,
+            hidden_size=case.D,
             num_attention_heads=1,
-            head_dim=g.D,
-            rope_parameters={"rope_type": "default", "rope_theta": g.theta},
+            head_dim=case.D,
+            rope_parameters={"rope_type": "default", "rope_theta": case.theta},
         )
-    )(g.x, torch.arange(g.T)[None])
+    )(case.x, torch.arange(case.T)[None])
     q, k = (
-        F.rms_norm(y, (g.D,), norm, 1e-6)
-        for y, norm in ((g.x, g.q_norm), (g.k, g.k_norm))
+        F.rms_norm(y, (case.D,), norm, 1e-6)
+        for y, norm in ((case.x, case.q_norm), (case.k, case.k_norm))
     )
     q, k = llama.apply_rotary_pos_emb(q, k, *tables)
     out, lse = oracle_of(name)(
         q,
         k,
-        g.v,
-        score_mod=lambda s, *_: g.softcap * torch.tanh(s / g.softcap),
+        case.v,
+        score_mod=lambda s, *_: case.softcap * torch.tanh(s / case.softcap),
         block_mask=create_block_mask(
-            lambda b, h, i, j: i >= j, None, None, g.T, g.T, device="cpu"
+            lambda b, h, i, j: i >= j, None, None, case.T, case.T, device="cpu"
         ),
         return_lse=True,
     )
-    kept = torch.sigmoid(lse - g.sinks[:, None])[..., None]
-    return out * kept * torch.sigmoid(g.gate)
+    share = torch.sigmoid(lse - case.sinks[:, None])[..., None]
+    return out * share * torch.sigmoid(case.gate)
 
 
-def norm_of_all_heads(name, g, w):
-    norm = oracle_of(name)(g.H * g.D, 1e-6)
-    norm.weight.data = g.norm
-    x = norm(g.x.transpose(1, 2).flatten(2))
-    return x.unflatten(-1, (g.H, g.D)).transpose(1, 2)
+def norm_of_all_heads(name, case, w):
+    norm = oracle_of(name)(case.H * case.D, 1e-6)
+    norm.weight.data = case.norm
+    x = norm(case.x.transpose(1, 2).flatten(2))
+    return x.unflatten(-1, (case.H, case.D)).transpose(1, 2)
 
 
-def paged(name, g, w):
-    return torch.cat((g.first, g.one, g.first, g.other), dim=2)
+def paged(name, case, w):
+    return torch.cat((case.first, case.one, case.first, case.other), dim=2)
 
 
 def rotary_of(module, config):
-    found = next(
+    kind = next(
         kind
         for n, kind in vars(module).items()
         if n.endswith("RotaryEmbedding") and "Vision" not in n
     )
-    return found(config)
+    return kind(config)
 
 
-def config_for(name, g):
-    if given := g.config:
-        kind = CONFIG_MAPPING[given["model_type"]]
-        return kind(**{x: y for x, y in given.items() if x != "model_type"})
-    kind = {"rope_type": "default", "rope_theta": getattr(g, "theta", 1e4)}
+def config_for(name, case):
+    if case.config:
+        fields = dict(case.config)
+        return CONFIG_MAPPING[fields.pop("model_type")](**fields)
+    rope = {"rope_type": "default", "rope_theta": getattr(case, "theta", 1e4)}
     sizes = {
-        "hidden_size": g.E,
-        "num_attention_heads": g.H,
-        "rope_parameters": kind,
+        "hidden_size": case.E,
+        "num_attention_heads": case.H,
+        "rope_parameters": rope,
         "num_hidden_layers": 1,
     }
     if name.startswith("gqa"):
-        sizes["hidden_size"] = g.H
-        config = LlamaConfig(num_key_value_heads=g.K, head_dim=g.D, **sizes)
-        config.hidden_size = g.E  # they refuse one that H does not divide
+        sizes["hidden_size"] = case.H
+        config = LlamaConfig(
+            num_key_value_heads=case.K, head_dim=case.D, **sizes
+        )
+        config.hidden_size = case.E  # they refuse one that H does not divide
         return config
     if name.startswith("gated"):
         return Qwen3_5TextConfig(
             **sizes,
-            linear_num_key_heads=g.K,
-            linear_num_value_heads=g.H,
-            linear_key_head_dim=g.D,
-            linear_value_head_dim=g.Dv,
+            linear_num_key_heads=case.K,
+            linear_num_value_heads=case.H,
+            linear_key_head_dim=case.D,
+            linear_value_head_dim=case.Dv,
             linear_conv_kernel_dim=4,
             layer_types=["linear_attention"],
         )
     sizes |= {
-        "q_lora_rank": g.Rq,
-        "kv_lora_rank": g.R,
-        "v_head_dim": g.Dv,
-        "qk_nope_head_dim": g.Dn,
-        "qk_rope_head_dim": g.Dr,
-        "num_key_value_heads": g.H,
+        "q_lora_rank": case.Rq,
+        "kv_lora_rank": case.R,
+        "v_head_dim": case.Dv,
+        "qk_nope_head_dim": case.Dn,
+        "qk_rope_head_dim": case.Dr,
+        "num_key_value_heads": case.H,
     }
     if name.startswith("dsa"):
         return GlmMoeDsaConfig(
-            **sizes, index_topk=g.topk, index_n_heads=g.Hi, index_head_dim=g.Di
+            **sizes,
+            index_topk=case.topk,
+            index_n_heads=case.Hi,
+            index_head_dim=case.Di,
         )
     return CONFIG_MAPPING["deepseek_v3"](**sizes)
 
 
-def module(name, g, w):
-    """A whole module of transformers, which reads all tokens at once."""
-    config = config_for(name, g)
-    chosen = name.startswith(("dsa", "glm"))
-    config._attn_implementation = "sdpa" if chosen else "eager"
+def module(name, case, w):
+    """A layer of transformers, which reads all tokens at once."""
+    config = config_for(name, case)
+    sparse = name.startswith(("dsa", "glm"))
+    config._attn_implementation = "sdpa" if sparse else "eager"
     kind = oracle_of(name)
-    number = getattr(g, "layer_number", 0)
+    number = getattr(case, "layer_number", 0)
     layer = kind(config, number).double().eval()
     layer.load_state_dict(w)
-    valid = g.all.get("valid", torch.ones(g.x.shape[:2]).bool())
-    held = g.all["cache/k"].shape[2] if "cache/k" in g.all else 0
-    at = torch.arange(held, held + g.T)[None] + getattr(g, "first", 0)
+    valid = case.inputs.get("valid", torch.ones(case.x.shape[:2]).bool())
+    past = case.inputs["cache/k"].shape[2] if "cache/k" in case.inputs else 0
+    S = past + case.T
+    positions = torch.arange(past, S)[None] + getattr(case, "first", 0)
     if "Delta" in kind.__name__:
-        out = layer(g.x, attention_mask=valid.long())
-        return out[valid] if "valid" in g.all else out
+        out = layer(case.x, attention_mask=valid.long())
+        return out[valid] if "valid" in case.inputs else out
     rotary = rotary_of(sys.modules[kind.__module__], config)
-    takes = inspect.signature(rotary.forward).parameters
-    kinds = getattr(config, "layer_types", None)
-    more = {"layer_type": kinds[number]} if "layer_type" in takes else {}
-    tables = rotary(g.x, at, **more)
-    S = held + g.T
-    mask = seen(g, masking_utils.causal_mask_function, g.T, S)
+    kinds, options = getattr(config, "layer_types", None), {}
+    if "layer_type" in inspect.signature(rotary.forward).parameters:
+        options["layer_type"] = kinds[number]
+    tables = rotary(case.x, positions, **options)
+    mask = mask_by(case, masking_utils.causal_mask_function, case.T, S)
     width = vars(config).get("sliding_window")
     if width := getattr(layer, "sliding_window", width):
         rule = masking_utils.sliding_window_causal_mask_function(width)
-        mask = seen(g, rule, g.T, S)
-    mask = mask & F.pad(valid, (held, 0), value=True)[:, None, None]
+        mask = mask_by(case, rule, case.T, S)
+    mask = mask & F.pad(valid, (past, 0), value=True)[:, None, None]
     cache = None
-    if held:
+    if past:
         cache = DynamicCache(config=config)
-        cache.update(g.all["cache/k"], g.all["cache/v"], 0)
-    takes = inspect.signature(layer.forward).parameters
+        cache.update(case.inputs["cache/k"], case.inputs["cache/v"], 0)
+    parameters = inspect.signature(layer.forward).parameters
+    keyword = "cache" if "cache" in parameters else "past_key_values"
     out = layer(
-        hidden_states=g.x,
+        hidden_states=case.x,
         position_embeddings=tables,
-        attention_mask=mask if chosen else additive(mask),
-        **(
-            {"cache": cache} if "cache" in takes else {"past_key_values": cache}
-        ),
+        attention_mask=mask if sparse else additive(mask),
+        **{keyword: cache},
     )[0]
-    return out[valid] if "valid" in g.all else out
+    return out[valid] if "valid" in case.inputs else out
 
 
 ORACLES = {
@@ -414,20 +452,38 @@ NAMED["norm-of-all-heads"] = norm_of_all_heads
 @pytest.mark.filterwarnings("ignore")
 @torch.no_grad()
 def test_each_output_is_that_of_its_oracle(name):
-    given, weights, right = answer(name)
+    case, weights, right = answer(name)
     kind = vectors.cases()[name]["run"]
     oracle = NAMED.get(name) or ORACLES.get(kind, module)
     assert oracle_of(name)
     with all_in_float64():
-        want = oracle(name, given, weights)
+        want = oracle(name, case, weights)
     assert want.shape == right.shape
-    gap = vectors.apart(right, want)
+    gap = vectors.largest_difference(right, want)
     assert gap <= BOUND * max(1, vectors.largest(want)), gap
 
 
-def records_of(name, id):
-    every = vectors._planted(name, ())
-    return [record for own, _, record in every if own == id]
+RELEASED = [x for x, y in vectors.cases().items() if y["run"] == "released"]
+
+
+@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_plain_forms_of_a_released_layer_equal_the_configured_layer(name):
+    case, weights, right = answer(name)
+    positions = (torch.arange(case.T) + case.first).expand(len(case.x), -1)
+    with all_in_float64():
+        layer = ConfiguredAttention(vectors.record_of(name)).double()
+        layer.load_state_dict(weights)
+        want = layer.eval()(case.x, positions=positions)
+    gap = vectors.largest_difference(right, want)
+    assert gap <= 1e-12 * vectors.largest(want), gap
+
+
+def records_of(name, mistake):
+    """The fields of wrong records that make this mistake."""
+    mistakes = vectors.mistakes_of(name, ())
+    return [record for id, _, record in mistakes if id == mistake]
 
 
 @pytest.mark.parametrize(
@@ -451,19 +507,19 @@ def records_of(name, id):
 def test_a_mistake_of_a_record_is_theirs_with_another_config(
     name, id, rope, norm
 ):
-    given, weights, right = answer(name)
-    config = dict(given.config)
+    case, weights, right = answer(name)
+    config = dict(case.config)
     config["rope_parameters"] = config["rope_parameters"] | rope
-    given = SimpleNamespace(**vars(given) | {"config": config})
+    case = SimpleNamespace(**vars(case) | {"config": config})
     shifted = {
         x: y + norm * (x in ("q_norm.weight", "k_norm.weight"))
         for x, y in weights.items()
     }
     with all_in_float64():
-        want = module(name, given, shifted)
+        want = module(name, case, shifted)
     gaps = []
     for record in records_of(name, id):
-        out, _ = vectors.ran(name, Plain(), {}, record=record)
-        gaps.append(vectors.apart(out, want))
+        out, _ = vectors.run_case(name, Plain(), {}, record=record)
+        gaps.append(vectors.largest_difference(out, want))
     assert min(gaps) <= BOUND * vectors.largest(want), gaps
-    assert vectors.apart(want, right) > vectors.APART
+    assert vectors.largest_difference(want, right) > vectors.SEPARATION

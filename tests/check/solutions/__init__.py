@@ -1,1 +1,1 @@
-"""Right solutions of the exercises of `attnref check`, in five styles."""
+"""Right solutions of the exercises of `attnref check`, in three styles."""

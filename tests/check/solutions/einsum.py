@@ -1,4 +1,5 @@
-"""In another form than this package: by einsum, with the heads kept as an axis.
+"""All exercises, otherwise than in this package: by einsum, with the heads kept
+as an axis.
 
 Tests plant mistakes in these lines.
 """
@@ -19,16 +20,16 @@ def softmax(x, dim=-1):
 
 
 def online_softmax(x, chunk):
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    m = torch.full_like(wide[..., :1], -1e30)
+    scores = x.to(torch.promote_types(x.dtype, torch.float32))
+    m = torch.full_like(scores[..., :1], -1e30)
     norm = torch.zeros_like(m)
     for start in range(0, x.shape[-1], chunk):
-        piece = wide[..., start : start + chunk]
+        piece = scores[..., start : start + chunk]
         m_new = torch.maximum(m, piece.amax(-1, keepdim=True))
         norm = norm * torch.exp(m - m_new)
         norm = norm + torch.exp(piece - m_new).sum(-1, keepdim=True)
         m = m_new
-    weights = torch.exp(wide - m) / norm.clamp(min=1e-30)
+    weights = torch.exp(scores - m) / norm.clamp(min=1e-30)
     return weights.to(x.dtype)
 
 
@@ -47,9 +48,9 @@ def window_mask(T, S, size):
 
 
 def document_mask(ids):
-    same = ids.unsqueeze(2) == ids.unsqueeze(1)
-    earlier = torch.ones_like(same[0]).tril()
-    return (same & earlier).unsqueeze(1)
+    same_document = ids.unsqueeze(2) == ids.unsqueeze(1)
+    earlier = torch.ones_like(same_document[0]).tril()
+    return (same_document & earlier).unsqueeze(1)
 
 
 def attention(q, k, v, mask=None):
@@ -73,8 +74,8 @@ def mha(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
     k = einsum("bte,he->bth", x, w_k).view(B, T, n_heads, -1)
     v = einsum("bte,he->bth", x, w_v).view(B, T, n_heads, -1)
     heads = attention(q, k, v, mask)
-    merged = heads.reshape(B, T, E)
-    return einsum("bth,eh->bte", merged, w_o)
+    flat = heads.reshape(B, T, E)
+    return einsum("bth,eh->bte", flat, w_o)
 
 
 def mqa(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
@@ -82,8 +83,8 @@ def mqa(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
     q = einsum("bte,he->bth", x, w_q).view(B, T, n_heads, -1)
     k = einsum("bte,de->btd", x, w_k).unsqueeze(2).expand(-1, -1, n_heads, -1)
     v = einsum("bte,de->btd", x, w_v).unsqueeze(2).expand(-1, -1, n_heads, -1)
-    merged = attention(q, k, v, mask).reshape(B, T, E)
-    return einsum("bth,eh->bte", merged, w_o)
+    flat = attention(q, k, v, mask).reshape(B, T, E)
+    return einsum("bth,eh->bte", flat, w_o)
 
 
 def gqa(x, w_q, w_k, w_v, w_o, n_heads, n_kv_heads, mask=None):
@@ -92,8 +93,8 @@ def gqa(x, w_q, w_k, w_v, w_o, n_heads, n_kv_heads, mask=None):
     k = einsum("bte,he->bth", x, w_k).view(B, T, n_kv_heads, -1)
     v = einsum("bte,he->bth", x, w_v).view(B, T, n_kv_heads, -1)
     reads = torch.arange(n_heads) // (n_heads // n_kv_heads)
-    merged = attention(q, k[:, :, reads], v[:, :, reads], mask)
-    return einsum("bth,eh->bte", merged.reshape(B, T, E), w_o)
+    heads = attention(q, k[:, :, reads], v[:, :, reads], mask)
+    return einsum("bth,eh->bte", heads.reshape(B, T, E), w_o)
 
 
 def cross(x, context, w_q, w_k, w_v, w_o, n_heads, mask=None):
@@ -122,11 +123,11 @@ def rope(x, positions, theta=10000.0):
     D = x.shape[-1]
     frequency = theta ** -(torch.arange(0, D, 2, dtype=torch.float64) / D)
     angle = positions.unsqueeze(-1) * frequency
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    floats = x.to(torch.promote_types(x.dtype, torch.float32))
     # A pair is one complex number.
-    pair = torch.complex(wide[..., : D // 2], wide[..., D // 2 :])
-    turned = pair * torch.polar(torch.ones_like(angle), angle)
-    return torch.cat((turned.real, turned.imag), dim=-1).to(x.dtype)
+    pair = torch.complex(floats[..., : D // 2], floats[..., D // 2 :])
+    pair = pair * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat((pair.real, pair.imag), dim=-1).to(x.dtype)
 
 
 def llama(
@@ -134,19 +135,19 @@ def llama(
 ):
     B, T, E = x.shape
     past = 0 if cache is None else cache["k"].shape[2]
-    at = torch.arange(past, past + T)
+    t = torch.arange(past, past + T)
     q = einsum("bte,he->bth", x, w_q).view(B, T, n_heads, -1).transpose(1, 2)
     k = einsum("bte,he->bth", x, w_k).view(B, T, n_kv_heads, -1)
     v = einsum("bte,he->bth", x, w_v).view(B, T, n_kv_heads, -1)
-    q, k, v = rope(q, at, theta), k.transpose(1, 2), v.transpose(1, 2)
-    k = rope(k, at, theta)
+    q, k, v = rope(q, t, theta), k.transpose(1, 2), v.transpose(1, 2)
+    k = rope(k, t, theta)
     if cache is not None:
         k = torch.cat((cache["k"], k), dim=2)
         v = torch.cat((cache["v"], v), dim=2)
-    grouped = q.unflatten(1, (n_kv_heads, -1))
-    scores = einsum("bkgtd,bksd->bkgts", grouped, k) / q.shape[-1] ** 0.5
-    hidden = ~causal_mask(T, past + T)
-    weights = softmax(scores.masked_fill(hidden, -torch.inf))
+    groups = q.unflatten(1, (n_kv_heads, -1))
+    scores = einsum("bkgtd,bksd->bkgts", groups, k) / q.shape[-1] ** 0.5
+    future = ~causal_mask(T, past + T)
+    weights = softmax(scores.masked_fill(future, -torch.inf))
     heads = einsum("bkgts,bksd->btkgd", weights, v)
     out = einsum("bth,eh->bte", heads.reshape(B, T, E), w_o)
     return out, {"k": k, "v": v}
@@ -158,25 +159,25 @@ class KVCache:
         self.keys, self.values = [], []
 
     def append(self, k, v):
-        new = k.shape[2]
-        if self.length + new > self.max_len:
-            raise ValueError(f"no room for {new} more")
+        T = k.shape[2]
+        if self.length + T > self.max_len:
+            raise ValueError(f"no room for {T} more")
         self.keys.append(k.clone())
         self.values.append(v.clone())
-        self.length += new
+        self.length += T
         k, v = torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)
         return k, v
 
 
-def pairs_turned(x, positions, theta):
+def rope_pairs(x, positions, theta):
     """RoPE in the interleaved layout, x (B, T, ..., D) with T before heads."""
     D = x.shape[-1]
     frequency = theta ** -(torch.arange(0, D, 2, dtype=torch.float64) / D)
     angle = positions.view(-1, *(1,) * (x.dim() - 2)) * frequency
     cos, sin = angle.cos(), angle.sin()
     even, odd = x[..., 0::2], x[..., 1::2]
-    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
-    return turned.flatten(-2).to(x.dtype)
+    pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
+    return pairs.flatten(-2).to(x.dtype)
 
 
 def latents(x, w_q, w_kv_a, w_norm, n_heads, theta, past):
@@ -184,15 +185,15 @@ def latents(x, w_q, w_kv_a, w_norm, n_heads, theta, past):
     B, T, E = x.shape
     R = w_norm.shape[0]
     Dr = w_kv_a.shape[0] - R
-    at = torch.arange(T) + past
+    t = torch.arange(T) + past
     q = einsum("bte,he->bth", x, w_q).view(B, T, n_heads, -1)
     q, q_rope = q[..., :-Dr], q[..., -Dr:]
     down = einsum("bte,re->btr", x, w_kv_a)
     c, k_rope = down[..., :R], down[..., R:]
     size = c.double().pow(2).mean(-1, keepdim=True) + 1e-6
     c = (c / size.sqrt() * w_norm).to(x.dtype)
-    q_rope = pairs_turned(q_rope, at, theta)
-    k_rope = pairs_turned(k_rope, at, theta)
+    q_rope = rope_pairs(q_rope, t, theta)
+    k_rope = rope_pairs(k_rope, t, theta)
     return q, q_rope, c, k_rope
 
 
@@ -208,8 +209,8 @@ def mla_latent(
     Dn = q.shape[-1]
     up = einsum("bsr,hdr->bshd", c, w_kv_b.unflatten(0, (n_heads, -1)))
     k, v = up[..., :Dn], up[..., Dn:]
-    shared = k_rope.unsqueeze(2).expand(-1, -1, n_heads, -1)
-    q, k = torch.cat((q, q_rope), dim=-1), torch.cat((k, shared), dim=-1)
+    k_position = k_rope.unsqueeze(2).expand(-1, -1, n_heads, -1)
+    q, k = torch.cat((q, q_rope), dim=-1), torch.cat((k, k_position), dim=-1)
     heads = attention(q, k, v, causal_mask(T, past + T)).flatten(2)
     return einsum("bth,eh->bte", heads, w_o), cache
 
@@ -229,10 +230,10 @@ def mla_absorbed(
     scores = einsum("bthr,bsr->bhts", in_latent, c)
     scores = scores + einsum("bthd,bsd->bhts", q_rope, k_rope)
     scores = scores / (Dn + q_rope.shape[-1]) ** 0.5
-    later = ~causal_mask(T, past + T)
-    scores = scores.masked_fill(later, -torch.inf)
-    mixed = einsum("bhts,bsr->bthr", softmax(scores), c)
-    heads = einsum("bthr,hdr->bthd", mixed, w_uv).flatten(2)
+    future = ~causal_mask(T, past + T)
+    scores = scores.masked_fill(future, -torch.inf)
+    latent = einsum("bhts,bsr->bthr", softmax(scores), c)
+    heads = einsum("bthr,hdr->bthd", latent, w_uv).flatten(2)
     out = einsum("bth,eh->bte", heads, w_o)
     return out, {"c": c, "k_rope": k_rope}
 
@@ -254,42 +255,42 @@ def dsa(q, k, v, q_index, k_index, weights, topk, mask=None):
 
 def mha_to_gqa(w_k, w_v, n_heads, n_kv_heads):
     group, D = n_heads // n_kv_heads, len(w_k) // n_heads
-    pooled = (
+    means = (
         w.view(n_kv_heads, group, D, -1).mean(1).reshape(n_kv_heads * D, -1)
         for w in (w_k, w_v)
     )
-    return tuple(pooled)
+    return tuple(means)
 
 
 def flash(q, k, v, mask=None, tile=(2, 4)):
     B, H, T, D = q.shape
     S = k.shape[2]
-    wide = torch.promote_types(q.dtype, torch.float32)
+    dtype = torch.promote_types(q.dtype, torch.float32)
     if mask is None:
         mask = torch.ones(T, S, dtype=torch.bool)
     mask = mask.expand(B, H, T, S)
     outs, lses = [], []
     for i in range(0, T, tile[0]):
         rows = slice(i, i + tile[0])
-        queries = q[:, :, rows].to(wide) / D**0.5
+        queries = q[:, :, rows].to(dtype) / D**0.5
         n = queries.shape[2]
-        m = torch.full((B, H, n), -torch.inf, dtype=wide)
-        norm = torch.zeros(B, H, n, dtype=wide)
-        acc = torch.zeros(B, H, n, v.shape[3], dtype=wide)
+        m = torch.full((B, H, n), -torch.inf, dtype=dtype)
+        norm = torch.zeros(B, H, n, dtype=dtype)
+        acc = torch.zeros(B, H, n, v.shape[3], dtype=dtype)
         for j in range(0, S, tile[1]):
             columns = slice(j, j + tile[1])
-            seen = mask[:, :, rows, columns]
-            if not seen.any():
+            tile_mask = mask[:, :, rows, columns]
+            if not tile_mask.any():
                 continue
-            s = einsum("bhtd,bhsd->bhts", queries, k[:, :, columns].to(wide))
-            s = s.masked_fill(~seen, -torch.inf)
+            s = einsum("bhtd,bhsd->bhts", queries, k[:, :, columns].to(dtype))
+            s = s.masked_fill(~tile_mask, -torch.inf)
             m_new = torch.maximum(m, s.amax(-1))
             safe = m_new.masked_fill(m_new == -torch.inf, 0)
             p = torch.exp(s - safe.unsqueeze(-1))
             shrink = torch.exp(m - safe)
             norm = norm * shrink + p.sum(-1)
             acc = acc * shrink.unsqueeze(-1)
-            acc = acc + einsum("bhts,bhsd->bhtd", p, v[:, :, columns].to(wide))
+            acc = acc + einsum("bhts,bhsd->bhtd", p, v[:, :, columns].to(dtype))
             m = m_new
         total = norm.masked_fill(norm == 0, 1)
         outs.append(acc / total.unsqueeze(-1))
@@ -300,9 +301,9 @@ def flash(q, k, v, mask=None, tile=(2, 4)):
 def merge(outs, lses):
     lse = torch.stack(lses).logsumexp(0)
     safe = lse.masked_fill(lse == -torch.inf, 0)
-    shares = (torch.exp(each - safe) for each in lses)
-    mixed = sum(s.unsqueeze(-1) * o for s, o in zip(shares, outs, strict=True))
-    return mixed.to(outs[0].dtype), lse
+    shares = (torch.exp(x - safe) for x in lses)
+    out = sum(s.unsqueeze(-1) * o for s, o in zip(shares, outs, strict=True))
+    return out.to(outs[0].dtype), lse
 
 
 def attention_with_sinks(q, k, v, sinks, mask=None):
@@ -326,9 +327,9 @@ def slopes(n_heads):
     power = 1
     while 2 * power <= n_heads:
         power *= 2
-    own = [2 ** (-8 * n / power) for n in range(1, power + 1)]
-    more = [2 ** (-8 * n / (2 * power)) for n in range(1, 2 * power + 1)]
-    return torch.tensor(own + more[::2][: n_heads - power])
+    coarse = [2 ** (-8 * n / power) for n in range(1, power + 1)]
+    fine = [2 ** (-8 * n / (2 * power)) for n in range(1, 2 * power + 1)]
+    return torch.tensor(coarse + fine[::2][: n_heads - power])
 
 
 def alibi(n_heads, T, S=None):
@@ -348,7 +349,7 @@ def biased_attention(q, k, v, bias=None, softcap=None, mask=None):
     return softmax(scores) @ v
 
 
-def normed(x, weight):
+def rms_norm(x, weight):
     size = x.double().pow(2).mean(-1, keepdim=True) + 1e-6
     return (x / size.sqrt() * weight).to(x.dtype)
 
@@ -356,17 +357,17 @@ def normed(x, weight):
 def todays_heads(
     q, k, v, gate, q_weight, k_weight, positions, softcap, sinks, mask
 ):
-    q = rope(normed(q, q_weight), positions)
-    k = rope(normed(k, k_weight), positions)
-    capped = einsum("bhtd,bhsd->bhts", q, k) / (softcap * q.shape[-1] ** 0.5)
-    scores = (softcap * capped.tanh()).masked_fill(~mask, -torch.inf)
+    q = rope(rms_norm(q, q_weight), positions)
+    k = rope(rms_norm(k, k_weight), positions)
+    ratio = einsum("bhtd,bhsd->bhts", q, k) / (softcap * q.shape[-1] ** 0.5)
+    scores = (softcap * ratio.tanh()).masked_fill(~mask, -torch.inf)
     column = sinks.reshape(-1, 1, 1).expand_as(scores[..., :1])
     weights = softmax(torch.cat((scores, column), dim=-1))[..., :-1]
     return (weights @ v) / (1 + torch.exp(-gate))
 
 
 def linear(f, factor):
-    return torch.stack([each / factor for each in f])
+    return torch.stack([x / factor for x in f])
 
 
 def ntk(f, factor):
@@ -379,8 +380,8 @@ def ntk(f, factor):
 def llama3(f, factor, length, low=1.0, high=4.0):
     wavelength = 2 * torch.pi / f
     smooth = (length / wavelength - low) / (high - low)
-    blended = (1 - smooth) * f / factor + smooth * f
-    slow = torch.where(wavelength > length / low, f / factor, blended)
+    blend = (1 - smooth) * f / factor + smooth * f
+    slow = torch.where(wavelength > length / low, f / factor, blend)
     return torch.where(wavelength < length / high, f, slow)
 
 
@@ -392,9 +393,9 @@ def yarn(f, factor, length, fast=32.0, slow=1.0):
 
     first, last = max(math.floor(pair(fast)), 0), math.ceil(pair(slow))
     result = []
-    for p, each in enumerate(f):
+    for p, frequency in enumerate(f):
         share = min(max((p - first) / max(last - first, 1e-9), 0), 1)
-        result.append(each * (1 - share + share / factor))
+        result.append(frequency * (1 - share + share / factor))
     return torch.stack(result), 0.1 * math.log(factor) + 1
 
 
@@ -405,29 +406,29 @@ class RingKVCache:
         self.W, self.all, self.length = W, None, 0
 
     def slots(self):
-        at = torch.full((self.W,), -1)
+        t = torch.full((self.W,), -1)
         for p in range(self.length):
-            at[p % self.W] = p
-        k, v = (x[:, :, at] * (at >= 0).unsqueeze(1) for x in self.all)
-        return k, v, at
+            t[p % self.W] = p
+        k, v = (x[:, :, t] * (t >= 0).unsqueeze(1) for x in self.all)
+        return k, v, t
 
-    def append(self, *new):
-        empty = [x[:, :, :1] for x in new]  # a token to multiply by 0
-        before, T = self.all or empty, new[0].shape[2]
+    def append(self, *pair):
+        empty = [x[:, :, :1] for x in pair]  # a token to multiply by 0
+        past, T = self.all or empty, pair[0].shape[2]
         if T > 1:
-            self.all = before
-            k, v, at = self.slots()
-        now = new if not self.length else map(self.joined, before, new)
+            self.all = past
+            k, v, t = self.slots()
+        now = pair if not self.length else map(self.join, past, pair)
         self.all, self.length = [*now], self.length + T
         if T == 1:
             return self.slots()
         p = torch.arange(self.length - T, self.length)
-        k, v = map(self.joined, (k, v), new)
-        return k, v, torch.cat((at, p))
+        k, v = map(self.join, (k, v), pair)
+        return k, v, torch.cat((t, p))
 
     @staticmethod
-    def joined(old, new):
-        return torch.cat((old, new), dim=2)
+    def join(past, pair):
+        return torch.cat((past, pair), dim=2)
 
 
 def sees(i, j, W):
@@ -441,10 +442,10 @@ def gated_delta(
 ):  # fmt: skip
     """Token by token; a pad leaves the last inputs and the state unchanged."""
     B, T, dtype = *x.shape[:2], x.dtype
-    wide = torch.promote_types(dtype, torch.float32)
-    every = x, w_qkv, w_z, w_b, w_a, w_conv, A_log, dt_bias, w_norm, w_o
+    float_dtype = torch.promote_types(dtype, torch.float32)
+    tensors = x, w_qkv, w_z, w_b, w_a, w_conv, A_log, dt_bias, w_norm, w_o
     x, w_qkv, w_z, w_b, w_a, w_conv, A_log, dt_bias, w_norm, w_o = (
-        each.to(wide) for each in every
+        y.to(float_dtype) for y in tensors
     )
     H, Dv, C = len(A_log), len(w_norm), len(w_qkv)
     D = (C - H * Dv) // (2 * n_heads)
@@ -453,19 +454,19 @@ def gated_delta(
     for t in range(T):
         real = torch.ones(B) > 0 if valid is None else valid[:, t]
         token = x[:, t].where(real.view(B, 1), 0)
-        new = einsum("be,ce->bc", token, w_qkv)
-        seen = torch.cat((last, new.unsqueeze(2)), dim=2)
-        mixed = silu(einsum("bcw,cw->bc", seen, w_conv))
-        q, k, v = mixed.split((n_heads * D, n_heads * D, H * Dv), dim=1)
+        qkv = einsum("be,ce->bc", token, w_qkv)
+        window = torch.cat((last, qkv.unsqueeze(2)), dim=2)
+        qkv = silu(einsum("bcw,cw->bc", window, w_conv))
+        q, k, v = qkv.split((n_heads * D, n_heads * D, H * Dv), dim=1)
         q, k = (y.view(B, n_heads, D)[:, reads] for y in (q, k))
         q, k = (y / (y.square().sum(2, True) + 1e-6).sqrt() for y in (q, k))
         beta = torch.sigmoid(einsum("be,he->bh", token, w_b))
         step = (einsum("be,he->bh", token, w_a) + dt_bias).exp().log1p()
-        faded = einsum("bhvd,bh->bhvd", state, torch.exp(-A_log.exp() * step))
-        missing = v.view(B, H, Dv) - einsum("bhvd,bhd->bhv", faded, k)
-        written = einsum("bh,bhv,bhd->bhvd", beta, missing, k)
-        state = (faded + written).where(real.view(B, 1, 1, 1), state)
-        last = seen[:, :, 1:].where(real.view(B, 1, 1), last)
+        memory = einsum("bhvd,bh->bhvd", state, torch.exp(-A_log.exp() * step))
+        missing = v.view(B, H, Dv) - einsum("bhvd,bhd->bhv", memory, k)
+        write = einsum("bh,bhv,bhd->bhvd", beta, missing, k)
+        state = (memory + write).where(real.view(B, 1, 1, 1), state)
+        last = window[:, :, 1:].where(real.view(B, 1, 1), last)
         o = einsum("bhvd,bhd->bhv", state, q) / D**0.5
         o = o / (o.square().mean(2, True) + 1e-6).sqrt() * w_norm
         gate = silu(einsum("be,he->bh", token, w_z))
@@ -506,7 +507,7 @@ class Pool:
         return self.fork(table)
 
     def append(self, table, tokens, new):
-        if not any(table is each for each in self.tables):
+        if not any(table is x for x in self.tables):
             self.tables.append(table)
         start, places = len(tokens) - new.shape[-2], list(table)
         free = [b for b in range(len(self.held)) if not self.used(b)]
@@ -516,21 +517,21 @@ class Pool:
             places.append(copies[0][1])
         while len(places) * self.size < len(tokens):
             places.append(free.pop(0))  # IndexError: there is none
-        for old, block in copies:
-            self.held[block] = dict(self.held[old])
-        for at, each in enumerate(new.unbind(-2), start):
-            block = places[at // self.size]
-            self.held[block][at % self.size] = each
+        for source, block in copies:
+            self.held[block] = dict(self.held[source])
+        for t, value in enumerate(new.unbind(-2), start):
+            block = places[t // self.size]
+            self.held[block][t % self.size] = value
             self.texts[block] = None
-            if (at + 1) % self.size == 0:
-                self.texts[block] = tuple(tokens[: at + 1])
+            if (t + 1) % self.size == 0:
+                self.texts[block] = tuple(tokens[: t + 1])
         table[:] = places
 
     def gather(self, table, length):
-        kept = [
-            self.held[table[at // self.size]][at % self.size]
-            for at in range(length)
+        rows = [
+            self.held[table[t // self.size]][t % self.size]
+            for t in range(length)
         ]
         *heads, width = self.shape
         empty = torch.zeros(*heads, 0, width, dtype=self.dtype)
-        return torch.stack(kept, dim=-2) if kept else empty
+        return torch.stack(rows, dim=-2) if rows else empty

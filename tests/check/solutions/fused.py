@@ -1,7 +1,12 @@
-"""By PyTorch's fused kernels, F.scaled_dot_product_attention."""
+"""PyTorch's own attention: F.scaled_dot_product_attention, and its module.
+
+It computes in the dtype of its inputs and rounds otherwise than the plain
+forms; RoPE's angles are in float32, as in transformers.
+"""
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 
 def sdpa(q, k, v, mask=None):
@@ -17,7 +22,20 @@ def gqa(x, w_q, w_k, w_v, w_o, n_heads, n_kv_heads, mask=None):
 
 
 def mha(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
-    return gqa(x, w_q, w_k, w_v, w_o, n_heads, n_heads, mask)
+    """A new module draws random weights, and these have gradients, too. In its
+    mask True hides a key, and a row without keys would be NaN."""
+    B, T, E = x.shape
+    layer = nn.MultiheadAttention(E, n_heads, bias=False, batch_first=True)
+    layer.in_proj_weight = nn.Parameter(torch.cat((w_q, w_k, w_v)))
+    layer.out_proj.weight = nn.Parameter(torch.eye(E).to(w_o))
+    if mask is None:
+        mask = torch.ones(T, T, dtype=torch.bool)
+    mask = mask.expand(B, n_heads, T, T)
+    sees_key = mask.any(-1, keepdim=True)
+    hides = (~mask & sees_key).flatten(0, 1)
+    out, _ = layer(x, x, x, attn_mask=hides, need_weights=False)
+    heads = out.view(B, T, n_heads, -1).transpose(1, 2) * sees_key
+    return F.linear(heads.transpose(1, 2).flatten(2), w_o)
 
 
 def mqa(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
@@ -49,11 +67,11 @@ def llama(
     angles = torch.cat((angles, angles), dim=-1)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
-    def half(y):
+    def rotate_half(y):
         a, b = y.chunk(2, dim=-1)
         return torch.cat((-b, a), dim=-1)
 
-    q, k = q * cos + half(q) * sin, k * cos + half(k) * sin
+    q, k = q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
     if cache is not None:
         k, v = (
             torch.cat(two, dim=2) for two in zip(cache, (k, v), strict=True)

@@ -1,6 +1,7 @@
-"""As loops over rows, heads and queries, one number or vector at a time.
+"""Loops over rows, heads and queries, with one number or vector at a time.
 
-What has no gradient, lists in the place of a cache, masks made of lists.
+Code that computes with Python's numbers has no gradients, its cache is a list
+and its masks are made of lists: it is right and has to pass.
 """
 
 import math
@@ -20,7 +21,7 @@ def one_row(row):
     if largest == -math.inf:
         return torch.zeros_like(row)
     e = [math.exp(value - largest) for value in values]
-    return torch.tensor([each / sum(e) for each in e], dtype=row.dtype)
+    return torch.tensor([x / sum(e) for x in e], dtype=row.dtype)
 
 
 def causal_mask(T, S):
@@ -32,8 +33,8 @@ def padding_mask(valid):
 
 
 def window_mask(T, S, size):
-    at = range(S - T, S)
-    return torch.tensor([[i - size < j <= i for j in range(S)] for i in at])
+    rows = range(S - T, S)
+    return torch.tensor([[i - size < j <= i for j in range(S)] for i in rows])
 
 
 def document_mask(ids):
@@ -44,29 +45,29 @@ def document_mask(ids):
     return torch.tensor([[one(row)] for row in ids.tolist()])
 
 
-def one_query(q, keys, values, seen):
+def one_query(q, keys, values, mask):
     """The weighted mean of the values of the keys that a query sees."""
-    if not seen.any():
+    if not mask.any():
         return torch.zeros_like(values[0])
     scores = [
-        float(q.double() @ k.double()) / len(q) ** 0.5 for k in keys[seen]
+        float(q.double() @ k.double()) / len(q) ** 0.5 for k in keys[mask]
     ]
     weights = one_row(torch.tensor(scores, dtype=torch.float64))
-    mixed = sum(w * v for w, v in zip(weights, values[seen], strict=True))
-    return mixed.to(q.dtype)
+    mean = sum(w * v for w, v in zip(weights, values[mask], strict=True))
+    return mean.to(q.dtype)
 
 
 def sdpa(q, k, v, mask=None):
     B, H, T, _ = q.shape
     S, width = v.shape[2:]
-    seen = torch.ones(1, 1, T, S, dtype=torch.bool) if mask is None else mask
-    seen = seen.expand(B, H, T, S)
+    mask = torch.ones(1, 1, T, S, dtype=torch.bool) if mask is None else mask
+    mask = mask.expand(B, H, T, S)
     out = torch.zeros(B, H, T, width, dtype=q.dtype)
     for b in range(B):
         for h in range(H):
             for t in range(T):
                 out[b, h, t] = one_query(
-                    q[b, h, t], k[b, h], v[b, h], seen[b, h, t]
+                    q[b, h, t], k[b, h], v[b, h], mask[b, h, t]
                 )
     return out
 
@@ -76,12 +77,12 @@ def gqa(x, w_q, w_k, w_v, w_o, n_heads, n_kv_heads, mask=None):
     heads = []
     for h in range(n_heads):
         group = h // (n_heads // n_kv_heads)
-        own, shared = slice(h * D, h * D + D), slice(group * D, group * D + D)
-        q, k, v = x @ w_q[own].T, x @ w_k[shared].T, x @ w_v[shared].T
-        seen = mask
+        rows, kv_rows = slice(h * D, h * D + D), slice(group * D, group * D + D)
+        q, k, v = x @ w_q[rows].T, x @ w_k[kv_rows].T, x @ w_v[kv_rows].T
+        head_mask = mask
         if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
-            seen = mask[:, h : h + 1]
-        heads.append(sdpa(q[:, None], k[:, None], v[:, None], seen)[:, 0])
+            head_mask = mask[:, h : h + 1]
+        heads.append(sdpa(q[:, None], k[:, None], v[:, None], head_mask)[:, 0])
     return torch.cat(heads, dim=-1) @ w_o.T
 
 
@@ -96,22 +97,22 @@ def mqa(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
 def mha_cached(x, w_q, w_k, w_v, w_o, n_heads, cache=None):
     """The cache is the list of all tokens so far, and all is computed again."""
     tokens = [*(cache or []), *x.unbind(1)]
-    every = torch.stack(tokens, dim=1)
+    text = torch.stack(tokens, dim=1)
     S = len(tokens)
-    out = mha(every, w_q, w_k, w_v, w_o, n_heads, causal_mask(S, S))
+    out = mha(text, w_q, w_k, w_v, w_o, n_heads, causal_mask(S, S))
     return out[:, -x.shape[1] :], tokens
 
 
 def rope(x, positions, theta=10000.0):
     out = x.clone()
-    half = x.shape[-1] // 2
+    n_pairs = x.shape[-1] // 2
     for t, position in enumerate(positions.tolist()):
-        for p in range(half):
-            angle = position * theta ** (-p / half)
-            a, b = x[:, :, t, p].double(), x[:, :, t, p + half].double()
+        for p in range(n_pairs):
+            angle = position * theta ** (-p / n_pairs)
+            a, b = x[:, :, t, p].double(), x[:, :, t, p + n_pairs].double()
             cos, sin = math.cos(angle), math.sin(angle)
             out[:, :, t, p] = a * cos - b * sin
-            out[:, :, t, p + half] = a * sin + b * cos
+            out[:, :, t, p + n_pairs] = a * sin + b * cos
     return out
 
 
@@ -123,17 +124,17 @@ class RingKVCache:
 
     def append(self, k, v):
         zero = torch.zeros_like(k[:, :, 0]), torch.zeros_like(v[:, :, 0]), -1
-        before = [slot or zero for slot in self.slots]
-        new = []
+        past = [slot or zero for slot in self.slots]
+        tokens = []
         for t in range(k.shape[2]):
-            new.append((k[:, :, t], v[:, :, t], self.next))
-            self.slots[self.next % len(self.slots)] = new[-1]
+            tokens.append((k[:, :, t], v[:, :, t], self.next))
+            self.slots[self.next % len(self.slots)] = tokens[-1]
             self.next += 1
-        held = [slot or zero for slot in self.slots]
-        keys, values, at = zip(
-            *(held if len(new) == 1 else before + new), strict=True
+        slots = [slot or zero for slot in self.slots]
+        keys, values, p = zip(
+            *(slots if len(tokens) == 1 else past + tokens), strict=True
         )
-        return torch.stack(keys, 2), torch.stack(values, 2), torch.tensor(at)
+        return torch.stack(keys, 2), torch.stack(values, 2), torch.tensor(p)
 
 
 def sees(i, j, W):

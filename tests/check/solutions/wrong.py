@@ -1,6 +1,6 @@
 """Wrong solutions: what is right about them hides what is wrong.
 
-REFUSED says for each its exercise and the properties it breaks, all of them.
+SOLUTIONS says for each its exercise, and all properties that it breaks.
 """
 
 import torch
@@ -78,9 +78,9 @@ def mask_of_the_first_row(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
     return einsum.mha(x, w_q, w_k, w_v, w_o, n_heads, first)
 
 
-def scale_of_the_context(x, context, w_q, *others, mask=None):
+def scale_of_the_context(x, context, w_q, *rest, mask=None):
     return fused.cross(
-        x, context, w_q * (x.shape[2] / context.shape[2]) ** 0.5, *others, mask
+        x, context, w_q * (x.shape[2] / context.shape[2]) ** 0.5, *rest, mask
     )
 
 
@@ -125,17 +125,17 @@ def mask_top_left(x, w_q, w_k, w_v, w_o, n_heads, cache=None):
     )
     if cache is not None:
         k, v = torch.cat((cache[0], k), 2), torch.cat((cache[1], v), 2)
-    seen = torch.ones(x.shape[1], k.shape[2], dtype=torch.bool).tril()
-    heads = einsum.sdpa(q, k, v, seen).transpose(1, 2)
+    mask = torch.ones(x.shape[1], k.shape[2], dtype=torch.bool).tril()
+    heads = einsum.sdpa(q, k, v, mask).transpose(1, 2)
     return heads.flatten(2) @ w_o.mT, (k, v)
 
 
-def theta_of_llama_3(*given, theta=5e5, cache=None):
-    return einsum.llama(*given, theta=theta, cache=cache)
+def theta_of_llama_3(*args, theta=5e5, cache=None):
+    return einsum.llama(*args, theta=theta, cache=cache)
 
 
-def repeated_heads_cached(*given, theta=1e4, cache=None):
-    x, w_q, w_k, w_v, w_o, H, K = given
+def repeated_heads_cached(*args, theta=1e4, cache=None):
+    x, w_q, w_k, w_v, w_o, H, K = args
     w_k, w_v = (
         w.unflatten(0, (K, -1)).repeat_interleave(H // K, 0).flatten(0, 1)
         for w in (w_k, w_v)
@@ -143,27 +143,27 @@ def repeated_heads_cached(*given, theta=1e4, cache=None):
     return einsum.llama(x, w_q, w_k, w_v, w_o, H, H, theta, cache)
 
 
-def positions_up_to_2048(*given, theta=1e4, cache=None):
+def positions_up_to_2048(*args, theta=1e4, cache=None):
     if cache is not None and cache["k"].shape[2] > 2040:
         cache = {name: y[:, :, -2040:] for name, y in cache.items()}
-    return einsum.llama(*given, theta=theta, cache=cache)
+    return einsum.llama(*args, theta=theta, cache=cache)
 
 
-def other_eps(x, w_q, w_kv_a, w_norm, *others, theta=1e4, cache=None):
+def other_eps(x, w_q, w_kv_a, w_norm, *rest, theta=1e4, cache=None):
     R = len(w_norm)  # the norm of c / sqrt(10) is that of c with 10 * eps
     w_kv_a = torch.cat((w_kv_a[:R] / 10**0.5, w_kv_a[R:]))
-    given = (x, w_q, w_kv_a, w_norm, *others)
-    return einsum.mla_latent(*given, theta=theta, cache=cache)
+    args = (x, w_q, w_kv_a, w_norm, *rest)
+    return einsum.mla_latent(*args, theta=theta, cache=cache)
 
 
-def keys_expanded(*given, theta=1e4, cache=None):
-    return einsum.mla_latent(*given, theta=theta, cache=cache)
+def keys_expanded(*args, theta=1e4, cache=None):
+    return einsum.mla_latent(*args, theta=theta, cache=cache)
 
 
 def strided_groups(w_k, w_v, n_heads, n_kv_heads):
     def pool(w):
-        grouped = w.view(n_heads // n_kv_heads, -1, w.shape[1])
-        return grouped.mean(0)
+        groups = w.view(n_heads // n_kv_heads, -1, w.shape[1])
+        return groups.mean(0)
 
     return pool(w_k), pool(w_v)
 
@@ -204,8 +204,8 @@ class SinksOfThese:
 
 class StoredInHalf(einsum.KVCache):
     def append(self, k, v):
-        every = super().append(k.half(), v.half())
-        return tuple(x.to(k.dtype) for x in every)
+        pair = super().append(k.half(), v.half())
+        return tuple(x.to(k.dtype) for x in pair)
 
 
 class ValuesInFloat32(einsum.KVCache):
@@ -214,15 +214,15 @@ class ValuesInFloat32(einsum.KVCache):
         return keys, values.float()
 
 
-def values_in_float32(*given):
-    k, v = einsum.mha_to_gqa(*given)
+def values_in_float32(*args):
+    k, v = einsum.mha_to_gqa(*args)
     return k, v.float()
 
 
-def half_cache(*given, cache=None):
+def half_cache(*args, cache=None):
     if cache is not None:
-        cache = [x.to(given[0].dtype) for x in cache]
-    out, cache = einsum.mha_cached(*given, cache=cache)
+        cache = [x.to(args[0].dtype) for x in cache]
+    out, cache = einsum.mha_cached(*args, cache=cache)
     return out, [x.half() for x in cache]
 
 
@@ -235,31 +235,31 @@ def up_to_64(q, k, v, mask=None):
     return einsum.sdpa(q[:, :, :64], k, v, mask)
 
 
-def mask_of_one_row(*given, mask=None):
-    if mask is not None and mask.dim() == 4 and len(given[0]) == 1:
+def mask_of_one_row(*args, mask=None):
+    if mask is not None and mask.dim() == 4 and len(args[0]) == 1:
         mask = mask[0, 0]
-    return einsum.gqa(*given, mask)
+    return einsum.gqa(*args, mask)
 
 
-def tokens_after_256(x, *others, mask=None):
+def tokens_after_256(x, *rest, mask=None):
     x = torch.cat((x[:, :256], 0 * x[:, 256:]), 1)
-    return einsum.mha(x, *others, mask)
+    return einsum.mha(x, *rest, mask)
 
 
-def window_of_4096(*given, theta=1e4, cache=None):
+def window_of_4096(*args, theta=1e4, cache=None):
     if cache is not None:  # the first are never seen again
         k = cache["k"].clone()
         k[:, :, : max(k.shape[2] - 4096, 0)] = 0
         cache = {"k": k, "v": cache["v"]}
-    return einsum.llama(*given, theta=theta, cache=cache)
+    return einsum.llama(*args, theta=theta, cache=cache)
 
 
-def half_angles(*given, theta=1e4, cache=None):
-    """As a model does whose buffer of frequencies is cast with it."""
+def half_angles(*args, theta=1e4, cache=None):
+    """A model does so if its buffer of frequencies is cast with its weights."""
     right = einsum.rope
     einsum.rope = angles_in_the_dtype_of_x
     try:
-        return einsum.llama(*given, theta=theta, cache=cache)
+        return einsum.llama(*args, theta=theta, cache=cache)
     finally:
         einsum.rope = right
 
@@ -274,7 +274,7 @@ class PadsAsQueries:
         return valid[:, None, :, None]
 
 
-REFUSED = {
+SOLUTIONS = {
     "eps_in_the_sum": ("softmax", "same large sums gradients empty dtype"),
     "eps_of_1e_5": ("softmax", "sums"),
     "eps_lost_in_half": ("softmax", "empty"),
@@ -295,7 +295,10 @@ REFUSED = {
     "table_of_2048": ("rope", "far"),
     "ChangedBeforeRaise": ("kv_cache", "full"),
     "OfTheClass": ("kv_cache", "same full rows apart dtype twice"),
-    "mask_top_left": ("mha_cached", "chunks same apart large dtype far"),
+    "mask_top_left": (
+        "mha_cached",
+        "chunks same apart large dtype far gradients",
+    ),
     "theta_of_llama_3": ("llama", "same"),
     "repeated_heads_cached": ("llama", "small"),
     "positions_up_to_2048": ("llama", "far"),
@@ -310,7 +313,7 @@ REFUSED = {
     "StoredInHalf": ("kv_cache", "same full"),
     "ValuesInFloat32": ("kv_cache", "dtype"),
     "values_in_float32": ("mha_to_gqa", "dtype"),
-    "half_cache": ("mha_cached", "same"),
+    "half_cache": ("mha_cached", "same gradients"),
     "half_inputs": ("sdpa", "same large gradients"),
     "up_to_64": ("sdpa", "same twice"),
     "mask_of_one_row": ("gqa", "same"),

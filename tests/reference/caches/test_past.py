@@ -25,8 +25,9 @@ from attnref import (
 )
 from attnref.core import masks
 from attnref.layers.lightning import LightningAttention
+from tests.cores import ATTEND
 from tests.kit.compare import relative_error
-from tests.kit.layers import CORES, E, sharp, tokens
+from tests.kit.layers import E, sharp, tokens
 from tests.variants import DECODERS, inputs, run, variant
 
 SIZES = {"d_model": 12, "n_heads": 4}
@@ -46,7 +47,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("core", ATTEND)
 @pytest.mark.parametrize("name", LAYERS)
 @torch.no_grad()
 def test_a_mask_is_checked_once_on_its_way(name, core, monkeypatch):
@@ -64,7 +65,7 @@ def test_a_mask_is_checked_once_on_its_way(name, core, monkeypatch):
 
     counted(masks, "check_mask")
     counted(Window, "check")
-    layer = LAYERS[name](causal=Window(5), attend=CORES[core])
+    layer = LAYERS[name](causal=Window(5), attend=ATTEND[core])
     x, valid, cache = torch.randn(3, 9, 12), torch.rand(3, 9) < 0.8, KVCache(9)
     for start, end in (0, 6), (6, 8), (8, 9):
         calls.clear()
@@ -98,7 +99,7 @@ def test_of_tokens_at_one_position_none_sees_a_later_one():
     """Drafts of a tree: siblings have the same position."""
     x, at = tokens(1, 4, E), torch.tensor([0, 1, 2, 2])
     for rule in (Causal(), Window(3), Chunk(4), Prefix(1)):
-        for core in CORES.values():
+        for core in ATTEND.values():
             layer = variant("mha", rope_theta=100.0, causal=rule, attend=core)
             out = layer(x, positions=at)
             alone = layer(x[:, :3], positions=at[:3])

@@ -1,9 +1,11 @@
 """A state of fixed size, and what a cache cannot do."""
 
+import itertools
+
 import pytest
 import torch
 
-from attnref import GrowingKVCache, StateCache
+from attnref import GatedDeltaNet, GrowingKVCache, StateCache
 from tests.kit.caches import unchanged
 from tests.kit.refusals import refusals
 
@@ -93,3 +95,28 @@ def test_packed_texts_are_apart():
     layer.causal = Causal()
     torch.testing.assert_close(got, layer(second))
     # --8<-- [end:packed]
+
+
+@torch.no_grad()
+def test_half_a_snapshot_is_wrong_from_where_the_page_says():
+    """Without the inputs of the convolution three tokens, and what they wrote;
+    without the matrix from the first one."""
+    sizes = {"n_heads": 2, "n_v_heads": 4, "key_dim": 8, "value_dim": 12}
+    layer = GatedDeltaNet(d_model=64, **sizes).double()
+    text, draft = torch.randn(2, 3, 29, 64).double()
+    for lost, rate in itertools.product((0, 1), (-3, 2)):
+        layer.A_log.fill_(rate)  # what was written fades slowly, or soon
+        cache = StateCache()
+        layer(text[:, :20], cache=cache)
+        before, right = cache.state, cache.snapshot()
+        layer(draft[:, :5], cache=cache)
+        after = cache.state
+        cache.restore(right)
+        cache.update(0, *(after[i] if i == lost else before[i] for i in (0, 1)))
+        off = layer(text[:, 20:], cache=cache) - layer(text)[:, 20:]
+        off = off.abs().amax(dim=(0, 2))
+        assert off[0] > 1e-5
+        if rate < 0:
+            assert off.min() > 1e-3, "what was written stays"
+        elif lost == 1:
+            assert off[:3].min() > 20 * off[3:].max(), "three are read wrongly"

@@ -7,6 +7,14 @@ from attnref import causal_mask
 from attnref.core.few import few
 from tests.kit.attention import B, H, Made, S, qkv, torch_sdpa
 from tests.kit.compare import relative_error
+from tests.kit.core import Core
+
+CORE = Core(
+    few,
+    lacks={"dropout": "unexpected keyword argument 'dropout'"},
+    internal=True,
+    autocast_backward=False,
+)
 
 
 def test_keys_and_values_of_a_cache_are_not_copied_at_all():

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from attnref import attention_weights, sdpa
+from tests.cores import ATTEND
 from tests.kit.attention import B, H, S, T, qkv, wrong_masks
-from tests.kit.layers import CORES
 from tests.kit.refusals import refusals
 
-each_core = pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+each_core = pytest.mark.parametrize("core", ATTEND.values(), ids=ATTEND)
 
 
 @each_core

@@ -26,9 +26,10 @@ from attnref import (
     split_kv,
     with_prefix,
 )
+from attnref.core.biases import place
+from attnref.core.masks import dense
 from tests.kit.attention import (
     DV,
-    MASKS,
     B,
     Blocks,
     D,
@@ -37,26 +38,62 @@ from tests.kit.attention import (
     Made,
     S,
     T,
-    gradients,
     leaves,
     qkv,
 )
 from tests.kit.compare import relative_error
+from tests.kit.core import Core
 from tests.kit.refusals import refusals
 
 
-def merged(q, k, v, mask, sizes):
-    """Attention to parts of the keys of these sizes, merged."""
-    parts = [
-        flash_lse(q, some, values, seen, tile=(3, 2))
-        for some, values, seen in zip(
-            k.split(sizes, dim=2),
-            v.split(sizes, dim=2),
-            mask.expand(B, H, T, S).split(sizes, dim=3),
-            strict=True,
-        )
+def merged(q, k, v, mask, sizes, *, bias=None, sinks=None, **options):
+    """Attention to parts of the keys of these sizes, merged; the sinks once."""
+    full = q.shape[:3] + k.shape[2:3]
+    bias = place(bias, mask, q, k)
+    mask = q.new_ones((), dtype=torch.bool) if mask is None else dense(mask)
+    parts = [k.split(sizes, 2), v.split(sizes, 2)]
+    parts += [mask.expand(full).split(sizes, 3)]
+    if bias is None:
+        biases = [None] * len(sizes)
+    else:
+        biases = bias.dense().expand(full).split(sizes, 3)
+    options = {"tile": (3, 2)} | options
+    results = [
+        flash_lse(q, *part, bias=bias, **options)
+        for *part, bias in zip(*parts, biases, strict=True)
     ]
-    return merge(*zip(*parts, strict=True))
+    out, lse = merge(*zip(*results, strict=True))
+    return (out, lse) if sinks is None else add_sinks(out, lse, sinks)
+
+
+def in_two(q, k, v, mask=None, **options):
+    size = k.shape[2] // 3
+    return merged(q, k, v, mask, [size, k.shape[2] - size], **options)[0]
+
+
+OF_FLASH = {
+    "second derivatives": "^flash has no second derivative; use sdpa$",
+    "torch.func": "^flash does not run under torch.func, as in vmap or",
+}
+# Each part is rounded, then their mean.
+ROUNDING = {"half": 3, "half_grouped": 3}
+CORES = {
+    "split_kv": Core(
+        split_kv,
+        tuple({"splits": n} for n in (3, 1, 2, S, 20, 4)),
+        lacks=OF_FLASH,
+        blocks=True,
+        **ROUNDING,
+    ),
+    "merge": Core(
+        in_two,
+        ({}, {"tile": (16, 32)}),
+        lacks=OF_FLASH,
+        internal=True,
+        blocks=True,
+        **ROUNDING,
+    ),
+}
 
 
 @given(
@@ -81,11 +118,6 @@ def test_gradients_go_through_it():
     mask = torch.rand(B, H, T, S) > 0.5
     mask[:, :, 2, :4] = False  # of the first part this query sees nothing
     mask[:, :, 3] = False  # and this one no key at all
-    above = torch.randn(B, H, T, DV, dtype=q.dtype)
-    want = gradients(sdpa, (q, k, v), above, mask)
-    got = gradients(lambda *x: merged(*x, [4, 2, 5])[0], (q, k, v), above, mask)
-    for ours, theirs in zip(got, want, strict=True):
-        assert relative_error(ours, theirs) <= 1e-12
     # Merged again, and with a gradient of the log-sum-exp.
     copies = leaves(q, k, v)
     out, lse = merged(*copies, mask, [4, 2, 5])
@@ -341,31 +373,6 @@ def test_rounding_does_not_grow_with_the_number_of_parts():
     for splits in (1, 8, 64, 512):
         got = split_kv(q, k, v, splits=splits)
         assert relative_error(got, exact) <= 3 * once
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_kept(dtype):
-    q, k, v = qkv(dtype, S=128)
-    exact = sdpa(*(x.double() for x in (q, k, v)))
-    got = split_kv(q, k, v)
-    assert got.dtype == dtype
-    ours, theirs = (relative_error(x, exact) for x in (got, sdpa(q, k, v)))
-    assert ours <= 3 * theirs  # each part is rounded, then the whole
-
-
-@pytest.mark.parametrize("splits", [1, 2, 4, S, 20])
-def test_split_into_any_number_of_parts_it_is_sdpa(splits):
-    masks = MASKS | {"lazy": lambda: RuleMask(Causal(), T, S, S - T)}
-    for make in masks.values():
-        for kv_heads in (1, 3, 6):
-            (q, k, v), mask = qkv(K=kv_heads), make()
-            how = {"scale": 0.4, "sinks": torch.randn(H).double()}
-            got = split_kv(q, k, v, mask, **how, splits=splits)
-            want = sdpa(q, k, v, mask, **how)
-            assert relative_error(got, want) <= 1e-12
-    empty = split_kv(*qkv(S=0), splits=splits)
-    assert empty.shape == (B, H, T, DV)
-    assert (empty == 0).all()
 
 
 def test_the_keys_are_cut_into_so_many_parts(monkeypatch):

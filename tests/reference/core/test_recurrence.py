@@ -154,6 +154,33 @@ def test_a_state_that_has_gone_is_0_and_not_nan(kind):
         assert all(x.grad.isfinite().all() for x in given if x.is_leaf)
 
 
+@pytest.mark.parametrize("strongest", [1e3, 1e4, torch.inf])
+@pytest.mark.parametrize("delta", [False, True], ids=["adds", "delta rule"])
+@pytest.mark.parametrize("decays", DECAYS[1:])
+def test_strong_decays_cost_no_digits(decays, delta, strongest):
+    """Sums of a whole chunk hold few digits of the small decays in it."""
+    torch.manual_seed(0)
+    (q, k, v, weak, state), more = inputs(decays, delta, K)
+    strong = torch.rand_like(weak) < 0.3
+    decay = (weak / 10).where(~strong, strongest * weak)
+    given = [x.float() for x in (q, k, v, decay, state)]
+    more = {name: x if x is None else x.float() for name, x in more.items()}
+    exact = {name: x if x is None else x.double() for name, x in more.items()}
+    want, end = scan(*(x.double() for x in given), **exact)
+    for form in (scan, *FORMS.values()):
+        out, left = form(*given, **more)
+        assert relative_error(out, want) <= 1e-6
+        assert relative_error(left, end) <= 1e-6
+
+
+def test_no_tokens_leave_the_state_as_it_is():
+    for kind in KINDS:
+        (*given, state), more = inputs(*kind, length=0)
+        for form in (scan, *FORMS.values()):
+            out, left = form(*given, state, **more)
+            assert out.shape == (B, H, 0, DV) and torch.equal(left, state)
+
+
 def test_a_rounded_state_drifts_and_one_in_float32_does_not():
     torch.manual_seed(0)
     (q, k, v, decay, _), more = inputs("of heads", True, H, 500, torch.float32)

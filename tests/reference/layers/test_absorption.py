@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import attnref
 from attnref import (
+    DeepSeekSparseAttention,
     KVCache,
     MultiHeadLatentAttention,
     absorbed_weights,
@@ -19,10 +20,10 @@ from attnref import (
 )
 from sitekit.drawn.absorption import rounding
 from sitekit.drawn.mla import V3
+from tests.cores import ATTEND
 from tests.kit.attention import Made
-from tests.kit.caches import refused
+from tests.kit.caches import refused, unchanged
 from tests.kit.compare import relative_error
-from tests.kit.layers import CORES
 from tests.kit.mla import (
     DN,
     DR,
@@ -175,14 +176,14 @@ def test_the_default_form_is_the_cheapest_by_the_count_of_torch(new, past):
 
 
 # What `flex_attention` makes cannot be recorded.
-@pytest.mark.parametrize("core", [c for c in CORES if c != "flex"])
+@pytest.mark.parametrize("core", [c for c in ATTEND if c != "flex"])
 @torch.no_grad()
 def test_no_step_makes_keys_and_no_prompt_makes_all_scores(core):
     """Nor does a step copy the weights for each row of the batch."""
     sizes = {"d_model": E, "n_heads": H, "kv_lora_rank": 64}
     sizes |= {"qk_nope_head_dim": 40, "qk_rope_head_dim": 8, "v_head_dim": 24}
     attend = (
-        attnref.flash if core == "flash" else CORES[core]
+        attnref.flash if core == "flash" else ATTEND[core]
     )  # in tiles of use
     layer = MultiHeadLatentAttention(**sizes, attend=attend).eval()
     x, cache = torch.randn(3, 512, E), KVCache(512)
@@ -286,6 +287,29 @@ def test_what_absorbing_would_pass_by_is_not_absorbed(change):
     again = KVCache(T)
     got = [layer(t, cache=again) for t in x.split(1, dim=1)]
     assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_what_dsa_would_pass_by_is_refused(change):
+    """Its one form reads the weight alone, with chosen keys or all of them."""
+    layer = DeepSeekSparseAttention(
+        d_model=E,
+        n_heads=H,
+        kv_lora_rank=R,
+        qk_nope_head_dim=DN,
+        qk_rope_head_dim=DR,
+        v_head_dim=DV,
+        q_lora_rank=Q,
+        index_n_heads=2,
+        index_head_dim=DR,
+        index_topk=5,
+    ).double()
+    layer.kv_b_proj, cache = change(layer.kv_b_proj), KVCache(T)
+    says = r"^kv_b_proj is .*: absorption reads .* the weight first$"
+    for length in (5, T):
+        with unchanged(cache), pytest.raises(TypeError, match=says):
+            layer(tokens(3, length, E), cache=cache)
 
 
 @pytest.mark.parametrize("name", ["q_proj", "q_b_proj", "o_proj"])

@@ -6,8 +6,9 @@ from torch import nn
 
 from attnref import CrossAttention, KVCache, weights_of_torch_mha
 from attnref.numbers.cost import cross_cost
+from tests.cores import ATTEND
 from tests.kit.compare import relative_error
-from tests.kit.layers import CORES, HEADS, B, C, K, S, T, Variant, full, tokens
+from tests.kit.layers import HEADS, B, C, K, S, T, Variant, full, tokens
 
 VARIANT = Variant(
     CrossAttention,
@@ -55,12 +56,12 @@ def test_a_context_is_projected_once():
 
 
 @pytest.mark.filterwarnings("ignore")  # flex asks to be compiled
-@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("attend", ATTEND.values(), ids=ATTEND)
 @torch.no_grad()
-def test_rows_of_a_context_that_were_cropped_differ_in_length(core):
+def test_rows_of_a_context_that_were_cropped_differ_in_length(attend):
     theirs = nn.MultiheadAttention(24, 6, kdim=20, vdim=20, batch_first=True)
     ours = CrossAttention(
-        d_model=24, n_heads=6, d_context=20, bias=True, attend=CORES[core]
+        d_model=24, n_heads=6, d_context=20, bias=True, attend=attend
     ).double()
     ours.load_state_dict(weights_of_torch_mha(theirs.double()))
     x, context = tokens(B, T, 24), tokens(B, S, 20)

@@ -65,13 +65,11 @@ def test_torch_bounds_a_length_with_a_name_where_heads_are_stacked():
 
 
 def test_the_heads_of_a_group_stand_together():
-    # --8<-- [start:order]
     k = torch.tensor([10, 20, 30]).view(1, 3, 1, 1)  # 3 key heads for 6 queries
     together = k.repeat_interleave(2, dim=1).flatten()
     assert together.tolist() == [10, 10, 20, 20, 30, 30]  # head h reads h // 2
     in_turn = k.repeat(1, 2, 1, 1).flatten()
     assert in_turn.tolist() == [10, 20, 30, 10, 20, 30]  # wrong: reads h % 3
-    # --8<-- [end:order]
 
 
 def test_mean_pooling_is_exact_where_heads_are_alike():

@@ -1,15 +1,19 @@
 """The recurrent layers, each beside that of transformers."""
 
+import io
 from collections.abc import Callable
 from importlib import import_module
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import UserError
+from torch.export import Dim
 
 from attnref import Causal, Documents, StateCache, Window, padding_mask
+from attnref.core import recurrence
 from attnref.layers.gated_delta import GatedDeltaNet
 from attnref.layers.kda import KimiDeltaAttention
 from attnref.layers.lightning import LightningAttention
@@ -311,6 +315,20 @@ def test_rows_with_pads_are_those_rows_alone(ours, pads):
             assert relative_error(got[row : row + 1, real], want) <= bound
 
 
+@pytest.mark.parametrize("name", [n for n in KINDS if n != "short_conv"])
+@torch.no_grad()
+def test_only_lightning_rounds_its_state_in_transformers(name):
+    """In a layer of bfloat16; all others keep it in float32."""
+    oracle, make = KINDS[name].theirs()
+    oracle, cache = oracle.bfloat16(), make()
+    for length in (T, 1):
+        read(oracle, torch.randn(B, length, E).bfloat16(), cache)
+    if name == "lightning":
+        assert cache.get_linear_cache(LAST["layer_idx"]).dtype == torch.bfloat16
+    else:
+        assert cache.layers[0].recurrent_states[0].dtype == torch.float32
+
+
 @pytest.mark.parametrize("name", [n for n, kind in KINDS.items() if kind.plain])
 def test_the_plain_form_trains_as_the_package_does(name):
     kind, variant = KINDS[name], VARIANTS[name]
@@ -351,6 +369,27 @@ def test_in_bfloat16_it_is_near_and_its_state_is_not_rounded(name):
     assert 0 < relative_error(outs[1], outs[0]) <= 0.03
 
 
+@pytest.mark.parametrize("name", [n for n in VARIANTS if n != "short_conv"])
+@torch.no_grad()
+def test_autocast_rounds_nothing_that_is_written_into_a_state(
+    name, monkeypatch
+):
+    variant, x, cache = VARIANTS[name], torch.randn(B, LONG, E), StateCache()
+    layer, calls = variant.layer(**variant.sizes), []
+
+    def chunked(*given, **options):
+        calls.append((given, options))
+        return recurrence.chunked(*given, **options)
+
+    monkeypatch.setattr("attnref.caches.state.chunked", chunked)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x, cache=cache)
+    [(given, options)] = calls
+    assert {t.dtype for t in given} == {torch.float32}
+    _, want = recurrence.chunked(*given, **options)
+    assert torch.equal(cache.state[0], want)
+
+
 @torch.no_grad()
 def test_the_step_of_mamba2_is_bounded_as_in_a_whole_pass_of_transformers():
     limits = {"time_step_limit": (0.5, 1.0)}
@@ -361,6 +400,99 @@ def test_the_step_of_mamba2_is_bounded_as_in_a_whole_pass_of_transformers():
     x, cache = tokens(B, LONG, E).float(), StateCache()
     got = torch.cat([layer(t, cache=cache) for t in x.split(1, dim=1)], dim=1)
     assert relative_error(got, oracle(x)) <= kind.bound
+
+
+@pytest.mark.parametrize("name", [n for n, kind in KINDS.items() if kind.plain])
+def test_a_plain_form_is_exported_for_one_length(name):
+    """As the page of PyTorch's tools says."""
+    layer, x = KINDS[name].plain().requires_grad_(False), torch.randn(B, T, E)
+    assert torch.equal(torch.export.export(layer, (x,)).module()(x), layer(x))
+    named = {"x": {1: Dim("T", min=1, max=300)}}
+    with pytest.raises(UserError, match=rf"it to be a constant \({T}\)"):
+        torch.export.export(layer, (x,), dynamic_shapes=named)
+
+
+def history(draw, length):
+    """Numbers of documents, which may return, real tokens, ends of calls."""
+    begins = torch.rand(2, length, generator=draw) < 0.4
+    ids = begins.cumsum(dim=1) % 3
+    valid = torch.rand(2, length, generator=draw) < 0.7
+    cuts = torch.rand(length - 1, generator=draw) < 0.4
+    return ids, valid, [*(cuts.nonzero()[:, 0] + 1).tolist(), length]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_in_drawn_histories_each_document_is_as_if_alone(name):
+    """Short documents packed into rows, pads that hold NaN and may have another
+    number, and calls that end anywhere; each run of real tokens of one number
+    is read by itself, at once."""
+    variant, draw = VARIANTS[name], torch.Generator().manual_seed(0)
+    layers = [
+        sharp(variant.layer(**variant.sizes, **o)) for o in variant.options
+    ]
+    for turn in range(40):
+        layer, length = layers[turn % 2], 3 + turn % 11
+        ids, valid, ends = history(draw, length)
+        x = torch.randn(2, length, E, generator=draw).double()
+        x = x.where(valid[..., None], torch.nan)
+        layer.causal, cache = Causal() & Documents(ids), StateCache()
+        got = [
+            layer(x[:, n:end], cache=cache, mask=padding_mask(valid[:, :end]))
+            for n, end in pairwise([0, *ends])
+        ]
+        got, layer.causal = torch.cat(got, dim=1), True
+        for row in range(2):
+            real = valid[row].nonzero()[:, 0]
+            same = ids[row, real].unique_consecutive(return_counts=True)[1]
+            for run in real.split(same.tolist()):
+                want = layer(x[row : row + 1, run])
+                assert relative_error(got[row : row + 1, run], want) <= 1e-10
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["", "documents"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_layer_is_exported_for_any_length(name, packed):
+    """Named, as a `Dim`, and with pads; then saved and loaded."""
+    variant, least = VARIANTS[name], T if packed else 1
+    documents = Documents(torch.arange(301) // 37)
+    rule = Causal() & documents if packed else True
+    layer = sharp(variant.layer(**variant.sizes, causal=rule))
+    layer.requires_grad_(False)
+    valid = torch.rand(B, 1, 1, 300) < 0.9
+    length = Dim("T", min=least, max=300)
+    program = torch.export.export(
+        layer,
+        (tokens(B, LONG, E),),
+        {"mask": valid[..., :LONG].contiguous()},
+        dynamic_shapes={"x": {1: length}, "mask": {3: length}},
+    )
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    exported = torch.export.load(file).module()
+    for n in (1, T, 63, 64, 65, 200):
+        if n >= least:
+            x, mask = tokens(B, n, E), valid[..., :n]
+            want = layer(x, mask=mask)
+            assert relative_error(exported(x, mask=mask), want) <= 1e-12
+
+
+@torch.no_grad()
+def test_strong_decays_cost_mamba2_no_digits_of_a_whole_text():
+    """Rates from 1 to 128, as a new layer has, and steps that differ much;
+    transformers reads token by token."""
+    torch.manual_seed(0)
+    kind, sizes = KINDS["mamba2"], {"num_heads": 128, "head_dim": E}
+    sizes |= {"expand": 128, "n_groups": 1, "state_size": D, "chunk_size": 64}
+    oracle, theirs = kind._replace(config=sizes).theirs()
+    sizes = {"n_heads": 128, "value_dim": E, "n_groups": 1, "key_dim": D}
+    layer, there = Mamba2(d_model=E, **sizes), theirs()
+    layer.in_proj.weight.mul_(8)
+    oracle.load_state_dict(layer.state_dict())
+    x = torch.randn(B, LONG, E)
+    want = [read(oracle, token, there) for token in x.split(1, dim=1)]
+    assert relative_error(layer(x), torch.cat(want, dim=1)) <= 2e-6
 
 
 def of_olmo(state):

@@ -1,6 +1,7 @@
 """Costs from sizes alone, against layers that run and are counted."""
 
 import itertools
+import operator
 from fractions import Fraction
 
 import pytest
@@ -194,6 +195,32 @@ def test_the_forms_of_mla_cross_where_the_package_says():
             for form in ("latent", "absorbed")
         }
         assert min(flops, key=flops.get) == cheaper
+
+
+@pytest.mark.parametrize("past", [0, 1, 97, 4096, 131_072])
+def test_the_forms_cross_at_any_length_of_the_cache(past):
+    """By the FLOPs on both sides; with an empty cache no token is absorbed."""
+    v3 = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "v_head_dim": 128}
+    rest = {"d_model": 29, "n_heads": 3, "qk_rope_head_dim": 64}
+
+    def saved(new):
+        costs = (
+            mla_cost(**v3, **rest, form=form, new=new, past=past)
+            for form in ("latent", "absorbed")
+        )
+        return operator.sub(*(cost.flops for cost in costs))
+
+    point = crossover(**v3, past=past)
+    below = int(point)
+    assert saved(below + 1) < 0 and (below == 0 or saved(below) > 0)
+    # Between two whole numbers, too: the difference is a quadratic in T.
+    a, b, c = saved(1), saved(2), saved(3)
+    second = (a - 2 * b + c) / 2
+    first = b - a - 3 * second
+    root = second * point**2 + first * point + (a - first - second)
+    assert abs(root) <= 1e-9 * max(abs(saved(1000)), 1)
+    with pytest.raises(ValueError, match="past=-1 must be at least 0"):
+        crossover(**v3, past=-1)
 
 
 @pytest.mark.parametrize(

@@ -349,6 +349,23 @@ def test_what_cannot_be_is_refused():
         storage_of(gpt2, "shipped", ["a", "b"])
 
 
+def test_the_longest_context_is_that_of_the_budget_at_its_edges():
+    """A budget for fewer tokens than the prefix; and one for more than the
+    window, while it may begin inside a block."""
+    gpt2, mistral = find_model("gpt2"), find_model("mistral-7b")
+    for n in (1, 2, 97):
+        budget = kv_bytes(gpt2, n, batch=5, prefix=n - 1)
+        for spare, longest in ((0, n), (-1, n - 1)):
+            options = {"batch": 5, "prefix": 131}
+            assert longest_context(gpt2, budget + spare, **options) == longest
+    window, block = 4096, 127
+    last = (window // block + 1) * block  # of so many blocks, and one may come
+    budget = kv_bytes(mistral, last, block=block)
+    assert longest_context(mistral, budget, block=block) == last > window
+    budget = kv_bytes(mistral, last + 1, block=block)
+    assert longest_context(mistral, budget, block=block) is None
+
+
 @pytest.mark.parametrize("name", ["gpt2", "gpt-oss-20b", "qwen3.5-9b"])
 @pytest.mark.parametrize("block", [1, 16, 127])
 def test_blocks_are_those_that_some_token_is_in(name, block):

@@ -21,18 +21,18 @@ from transformers import (
 
 from attnref.numbers.kv_memory import DTYPES, entry_bytes, kv_bytes, state_bytes
 from attnref.numbers.shapes import Chunked, Compressed, Recurrent, Sliding
-from attnref.released.from_config import model_from_config
-from attnref.released.record import fields_of, records_of
+from attnref.released.parts import letters
+from attnref.released.record import read_config
 from attnref.released.specs import configs, find_model, models
 from sitekit.drawn import released as layer_patterns
-from sitekit.released.told import letters
 from tests.kit import families as kit
+from tests.kit.families import shape_of
 
 B, T = 3, 23
 
 
 def kind_of(id):
-    return fields_of(configs()[id])["model_type"]
+    return read_config(configs()[id]).family
 
 
 # The first model of each family. Of four, tests/released/test_from_config.py
@@ -190,8 +190,8 @@ def test_the_order_of_layers_is_that_of_the_config(id):
     given = configs().get(id)
     if id == "command-a":
         given = CONFIG_MAPPING["cohere2"](num_hidden_layers=64).to_dict()
-    fields = fields_of(given)
-    assert order == letters(fields, records_of(fields))
+    config = read_config(given)
+    assert order == letters(config, config.records)
 
 
 @pytest.mark.parametrize("id", ["gpt2", "llama-3.1-8b", "deepseek-v3.2"])
@@ -292,7 +292,8 @@ def test_a_key_for_positions_is_rotated_or_marked_as_not(family):
             )
     past = dynamic(config)
     built(torch.arange(B * 5).view(B, 5), cache=past)
-    groups = model_from_config(json.loads(json.dumps(config.to_dict()))).groups
+    given = json.loads(json.dumps(config.to_dict()))
+    groups = shape_of(given).groups
     mla = next(group for group in groups if hasattr(group, "kv_lora_rank"))
     unrotated = made[0][..., mla.kv_lora_rank :].unsqueeze(1)
     stored = [getattr(layer, "values", None) for layer in past.layers]

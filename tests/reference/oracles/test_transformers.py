@@ -10,10 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import DynamicCache, ModernBertConfig, Qwen3VLConfig
+from transformers import (
+    DynamicCache,
+    ModernBertConfig,
+    Qwen2VLTextConfig,
+    Qwen3VLConfig,
+    Qwen3VLTextConfig,
+)
 from transformers import masking_utils as theirs
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
 from transformers.models.llama import modeling_llama as llama
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 
 from attnref import (
@@ -291,6 +298,25 @@ def test_masks_that_look_ahead_are_those_that_pages_say():
 
 def test_positions_of_an_image_are_those_that_the_page_says():
     """Four tokens of text, an image of 2 x 3, and two more of text."""
+    # --8<-- [start:mrope]
+    import torch
+
+    def mrope(x, places, axes, theta=1e6):
+        """Rotate x (B, H, T, D) by places (3, B, T); axes: of each pair."""
+        pair = torch.arange(len(axes)).double()
+        turn = places[axes].movedim(0, -1)[:, None]
+        angle = turn * theta ** (-pair / len(axes))
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+    in_blocks = torch.tensor([0] * 16 + [1] * 24 + [2] * 24)  # Qwen2-VL
+    in_turns = torch.tensor([0, 1, 2] * 20 + [0] * 4)  # Qwen3-VL
+
+    x = torch.randn(3, 2, 12, 128)  # (B, H, T, D)
+    text = torch.arange(12).expand(3, 3, 12)  # three equal places: RoPE
+    assert torch.equal(mrope(x, text, in_blocks), mrope(x, text, in_turns))
+    # --8<-- [end:mrope]
     types = torch.tensor([[0] * 4 + [1] * 6 + [0] * 2])
     config = Qwen3VLConfig()
     asked = SimpleNamespace(
@@ -304,16 +330,26 @@ def test_positions_of_an_image_are_those_that_the_page_says():
     positions, delta = qwen3_vl.Qwen3VLModel.get_rope_index(
         asked, types, types, image_grid_thw=grid
     )
-    text, rest = [0, 1, 2, 3], [7, 8]
+    start, rest = [0, 1, 2, 3], [7, 8]
     assert positions[:, 0].tolist() == [
-        [*text, 4, 4, 4, 4, 4, 4, *rest],
-        [*text, 4, 4, 4, 5, 5, 5, *rest],
-        [*text, 4, 5, 6, 4, 5, 6, *rest],
+        [*start, 4, 4, 4, 4, 4, 4, *rest],
+        [*start, 4, 4, 4, 5, 5, 5, *rest],
+        [*start, 4, 5, 6, 4, 5, 6, *rest],
     ]
     assert delta.item() == -3 and types.shape[1] + delta.item() == 9
-    # Which axis turns each of 64 pairs: time 0, rows 1, columns 2.
-    axes = torch.arange(3.0)[:, None, None, None].expand(3, 1, 1, 64)
-    turned = SimpleNamespace(mrope_section=[24, 20, 20])
-    rotary = qwen3_vl.Qwen3VLTextRotaryEmbedding
-    pairs = rotary.recomposition_frequencies(turned, axes.clone())
-    assert pairs[0, 0, :64].tolist() == [0, 1, 2] * 20 + [0] * 4
+    places = positions.expand(3, 3, 12) + 2900  # after as much text
+    for theirs_of, config_of, axes in (
+        (qwen2_vl.Qwen2VLRotaryEmbedding, Qwen2VLTextConfig, in_blocks),
+        (qwen3_vl.Qwen3VLTextRotaryEmbedding, Qwen3VLTextConfig, in_turns),
+    ):
+        sizes = {"hidden_size": 256, "num_attention_heads": 2, "head_dim": 128}
+        rope = {"rope_type": "default", "rope_theta": 1e6}
+        rotary = theirs_of(config_of(**sizes, rope_parameters=rope))
+        cos, sin = rotary(x, places)
+        want, _ = qwen3_vl.apply_rotary_pos_emb(x, x, cos, sin)
+        # In float32, transformers' angles are off by what 2,900 rounds to.
+        torch.testing.assert_close(
+            mrope(x, places, axes), want, atol=2e-3, rtol=0
+        )
+        other = in_turns if axes is in_blocks else in_blocks
+        assert (mrope(x, places, other) - want).abs().max() > 0.1

@@ -127,6 +127,21 @@ def test_it_is_that_of_transformers(kind, chunks):
     assert cache.length == LENGTH
 
 
+@each_kind
+@torch.no_grad()
+def test_a_mask_of_another_length_is_refused(kind):
+    """Shorter by the cached tokens or by one, longer, or of one column."""
+    layer, x = made(torch.ones(DR // 2), **KINDS[kind]), torch.randn(B, 9, E)
+    cache = plain.CompressedCache()
+    layer(x[:, :4], cache)
+    for length in (1, 5, 8, 10):
+        valid = torch.ones(B, length, dtype=torch.bool)
+        valid[:, 0] = False
+        with pytest.raises(ValueError, match=rf"9\), .*, {length}\]"):
+            layer(x[:, 4:], cache, valid)
+    assert cache.length == 4
+
+
 def test_an_example():
     # --8<-- [start:example]
     import torch

@@ -375,3 +375,160 @@ def test_paged():
     assert pool.readers == [2, 0, 1, 1, 1, 0]
     torch.testing.assert_close(pool.gather(fork, 7), kv[:, :, :7])
     # --8<-- [end:paged]
+
+
+def test_ring_attention():
+    # --8<-- [start:ring_attention]
+    import torch
+    import torch.nn.functional as F
+
+    from attnref.plain.ranks import on_threads
+    from attnref.plain.ring_attention import join, place, ring_attention
+
+    q, k, v = torch.randn(3, 3, 8, 20, 16)  # eight heads, twenty tokens
+    k, v = k[:, :2], v[:, :2]  # two key heads
+    placed = place(20, 4)  # four ranks; the last chunk is shorter: pads
+
+    def attend_on(group):
+        local = placed[group.rank]
+        parts = [x[:, :, local] for x in (q, k, v)]
+        return ring_attention(*parts, local, group)
+
+    outs = on_threads(attend_on, 4)
+    attend = F.scaled_dot_product_attention
+    whole = attend(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(join(outs, placed), whole)
+    # --8<-- [end:ring_attention]
+
+    # --8<-- [start:ring_layer]
+    from copy import copy
+
+    from attnref import GroupedQueryAttention
+
+    sizes = {"d_model": 64, "n_heads": 8, "n_kv_heads": 2}
+    layer = GroupedQueryAttention(**sizes, rope_theta=1e4)
+    x = torch.randn(3, 20, 64)
+
+    def layer_on(group):
+        local = placed[group.rank]
+        ring_layer = copy(layer)  # a thread must not set another one's ring
+
+        def ring(q, k, v, mask, **_):  # its mask knows no other ranks
+            return ring_attention(q, k, v, local, group)
+
+        ring_layer.attend = ring
+        turned = local.clamp(min=0)  # RoPE: positions in the whole text
+        out = ring_layer(x[:, local], positions=turned)
+        return out[:, None]  # as one head, for join
+
+    outs = on_threads(layer_on, 4)
+    torch.testing.assert_close(join(outs, placed)[:, 0], layer(x))
+    # --8<-- [end:ring_layer]
+
+    # --8<-- [start:hybrid]
+    from attnref.plain.ulysses import ulysses
+
+    def hybrid_on(group):
+        r, local = group.rank, placed[group.rank]
+        near = group.part([r // 2 * 2, r // 2 * 2 + 1])  # 0, 1 or 2, 3
+        far = group.part([r % 2, r % 2 + 2])  # 0, 2 or 1, 3
+
+        def attend(q, k, v, positions):
+            return ring_attention(q, k, v, positions, far)
+
+        parts = [x[:, :, local] for x in (q, k, v)]
+        return ulysses(*parts, local, near, attend)
+
+    outs = on_threads(hybrid_on, 4)
+    torch.testing.assert_close(join(outs, placed), whole)
+    # --8<-- [end:hybrid]
+
+    # --8<-- [start:loss]
+    logits = torch.randn(3, 20, 50)
+    tokens = torch.randint(50, (3, 21))
+    labels = tokens[:, 1:].clone()  # shifted before they are split
+    labels[:, :9] = -100  # the prompt is not learned: rank 0 has few labels
+
+    def loss_on(group):
+        local = placed[group.rank]
+        real = local[local >= 0]
+        some = logits[:, real].flatten(0, 1), labels[:, real].flatten()
+        total = F.cross_entropy(*some, reduction="sum")
+        return total / group.total((labels[:, real] >= 0).sum())
+
+    losses = on_threads(loss_on, 4)  # their sum is the loss: no mean of means
+    whole = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(sum(losses), whole)
+    # --8<-- [end:loss]
+
+
+def test_relay():
+    # --8<-- [start:relay]
+    import torch
+
+    from attnref.plain.gated_delta import delta_rule
+    from attnref.plain.ranks import on_threads
+    from attnref.plain.relay import relay
+
+    q, k, v = torch.randn(3, 3, 2, 20, 8)  # twenty tokens
+    k = torch.nn.functional.normalize(k, dim=-1)
+    decay, beta = -torch.rand(3, 2, 20), torch.rand(3, 2, 20)
+    inputs = q, k, v, decay, beta
+
+    def relay_on(group):
+        local = slice(5 * group.rank, 5 * group.rank + 5)
+        parts = [x[:, :, local] for x in inputs]
+        out, _ = relay(delta_rule, *parts, group=group)
+        return out
+
+    whole, _ = delta_rule(*inputs, torch.zeros(3, 2, 8, 8))
+    out = torch.cat(on_threads(relay_on, 4), dim=2)
+    torch.testing.assert_close(out, whole)
+    # --8<-- [end:relay]
+
+
+def test_tensor_parallel():
+    # --8<-- [start:tensor_parallel]
+    import torch
+
+    from attnref import GroupedQueryAttention
+    from attnref.plain import tensor_parallel as tp
+    from attnref.plain.ranks import on_threads
+
+    sizes = {"d_model": 64, "n_heads": 8, "n_kv_heads": 2}
+    layer, x = GroupedQueryAttention(**sizes), torch.randn(3, 7, 64)
+    q, k, v, o = (p.detach() for p in layer.parameters())
+
+    def heads_on(group):
+        some = [tp.rows(w, K, group) for w, K in ((q, 8), (k, 2), (v, 2))]
+        out = tp.gqa(x, *some, tp.columns(o, 8, group), 8, group)
+        return out, some[1]
+
+    outs, keys = zip(*on_threads(heads_on, 4), strict=True)
+    torch.testing.assert_close(outs[3], layer(x))
+    assert keys[0].equal(keys[1])  # four ranks, two key heads: a copy
+    assert not keys[1].equal(keys[2])
+    # --8<-- [end:tensor_parallel]
+
+
+def test_split_decoding():
+    # --8<-- [start:split_decoding]
+    import torch
+    import torch.nn.functional as F
+
+    from attnref.plain.flash import flash
+    from attnref.plain.merge import merge
+    from attnref.plain.ranks import on_threads
+
+    q, k, v = torch.randn(3, 3, 2, 9, 16)
+    q = q[:, :, -1:]  # one new token; nine are cached
+
+    def step_on(group):
+        local = slice(group.rank, None, group.size)  # token p: rank p mod n
+        out, lse = flash(q, k[:, :, local], v[:, :, local])
+        return merge([*group.gather(out)], [*group.gather(lse)])[0]
+
+    whole = F.scaled_dot_product_attention(q, k, v)
+    for out in on_threads(step_on, 4):
+        torch.testing.assert_close(out, whole)
+    # --8<-- [end:split_decoding]

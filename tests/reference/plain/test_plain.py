@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -44,9 +45,11 @@ from attnref.plain.sinks import (
 from attnref.plain.softmax import online_softmax, softmax
 from attnref.plain.window import window_attention
 from sitekit import ROOT
+from tests.kit import plain as kit
+from tests.kit.attention import Made
 from tests.kit.layers import DN, DR, DV, LATENT, Q, R, sharp, tokens
 from tests.kit.memory import Held, allocated
-from tests.kit.plain import outputs
+from tests.kit.plain import FORMS, outputs
 
 B, T, S, H, K, D, C = 3, 7, 11, 10, 5, 6, 17
 E = H * D
@@ -217,10 +220,12 @@ def test_scaled_frequencies_are_those_of_the_package():
             (scaled.ntk(f, 8.0), attnref.Ntk(8.0)),
             (scaled.llama3(f, 8.0, 8192), attnref.Llama3(8.0, 1.0, 4.0, 8192)),
         ]
-        yarns = ((40.0, 4096, 32.0), (32.0, 4096, 1.0)) if D > 2 else ()
-        for factor, length, fast in yarns:
-            ours = attnref.Yarn(factor, length, fast)
-            slowed, size = scaled.yarn(f, factor, length, fast)
+        # In a text of 4 tokens even the fastest pair turns less than 0.7 times,
+        # and the ramp has no width.
+        yarns = ((40.0, 4096, 32.0, 1.0), (32.0, 4096, 1.0, 1.0))
+        for factor, length, *turns in (*yarns, (8.0, 4, 32.0, 0.7)) * (D > 2):
+            ours = attnref.Yarn(factor, length, *turns)
+            slowed, size = scaled.yarn(f, factor, length, *turns)
             assert size == pytest.approx(ours.table_scale, rel=1e-15)
             pairs.append((slowed, ours))
             x, at = tokens(B, H, T, D), torch.randint(9999, (T,))
@@ -532,48 +537,78 @@ def test_frequencies_that_do_not_fit_are_refused():
         scaled.yarn(scaled.frequencies(2), 8.0, 4096)
 
 
-LAYERS = {
-    "mha": lambda: MHA(E, H),
-    "mqa": lambda: MQA(E, H),
-    "cross": lambda: CrossAttention(E, H),
-    "gqa": lambda: gqa.GQA(E, H, K),
-    "mla": lambda: mla.MLA(E, H, R, DN, DR, DV),
-    "llama": lambda: llama.Block(E, 59, 1e-5, n_heads=H, n_kv_heads=K),
-}
-
-
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", FORMS)
 def test_no_rows_and_no_tokens_give_none(name):
-    layer = LAYERS[name]()
-    for shape in ((0, T, E), (B, 0, E), (0, 0, E)):
-        x = torch.randn(shape)
-        given = (x, torch.randn(len(x), S, E)) if name == "cross" else (x,)
-        assert layer(*given).shape == shape
-    if name in ("mqa", "gqa", "mla"):
-        cache = kv_cache.KVCache(T)
-        layer(torch.randn(B, 2, E), cache)
-        assert layer(torch.randn(B, 0, E), cache).shape == (B, 0, E)
-        assert cache.length == 2
+    """At once, and after other tokens, which then stay as they were."""
+    form, x = FORMS[name](), torch.randn(B, T, kit.E)
+    for shape in ((0, T, kit.E), (B, 0, kit.E), (0, 0, kit.E)):
+        for valid in (None, torch.ones(shape[:2], dtype=torch.bool)):
+            got = called(name, form, torch.randn(shape), None, valid)
+            assert got.shape == shape
+    cache = kit.cache_of(form, 2 * T)
+    if cache is not None:
+        called(name, form, x[:, :3], cache)
+        assert called(name, form, x[:, :0], cache).shape == (B, 0, kit.E)
+        assert cache.length == 3
+        rest = called(name, form, x[:, 3:], cache)
+        equal(rest, called(name, form, x)[:, 3:], 1e-5)
+
+
+def called(name, form, x, cache=None, valid=None):
+    """Cross-attention reads x as its context too, whose pads it is told."""
+    how = {"cache": cache, "valid": valid, "context": x}
+    taken = kit.parameters(form)
+    return form(x, **{word: how[word] for word in how if word in taken})
+
+
+def test_every_plain_form_that_takes_pads_is_among_those_tried():
+    tried = {name.split(",")[0] for name in kit.WITH_VALID}
+    assert tried == kit.layers_with_valid()
+
+
+@pytest.mark.parametrize("name", kit.WITH_VALID)
+@pytest.mark.parametrize("past", [0, 4])
+def test_pads_of_other_tokens_are_refused(name, past):
+    """`valid` is of all tokens so far: of the new ones alone, of one or of one
+    more, it would hide other tokens, or lose them without a word. One row may
+    be read as all of them, if it means that."""
+    if name == "cross" and past:
+        return  # it has no cache
+    form, S = FORMS[name](), past + T
+    x, valid = torch.randn(B, S, kit.E), torch.ones(B, S, dtype=torch.bool)
+    valid[1:, :2] = False
+
+    def read(pads):
+        cache = kit.cache_of(form, S) if past else None
+        if past:
+            called(name, form, x[:, :past], cache, valid[:, :past])
+        return called(name, form, x[:, past:], cache, pads)
+
+    want = read(valid)
+    for pads in (
+        *(valid[:, :n] for n in (1, S - 1)),
+        *(valid[:, -n:] for n in (1, T, S - 1) if n < S),
+        F.pad(valid, (0, 1), value=True),
+        F.pad(valid, (1, 0), value=True),
+        valid[:1],
+        valid[:1, :1],
+    ):
+        try:
+            got = read(pads)
+        except ValueError:
+            continue
+        equal(got, read(pads.expand(B, S)), 0)
+        assert pads.shape == (1, S)
+    assert read(valid).equal(want)
 
 
 @pytest.mark.parametrize("name", ["mqa", "gqa", "mla", "llama"])
 def test_a_cache_of_other_rows_is_refused(name):
     """That the one row would broadcast over."""
-    layer, cache = LAYERS[name](), kv_cache.KVCache(T)
-    layer(torch.randn(B, 2, E), cache)
+    layer, cache = FORMS[name](), kv_cache.KVCache(T)
+    layer(torch.randn(B, 2, kit.E), cache)
     with pytest.raises(RuntimeError, match="shape"):
-        layer(torch.randn(1, 1, E), cache)
-
-
-@pytest.mark.parametrize("name", ["gqa", "mla", "llama"])
-def test_pads_of_the_new_token_alone_are_refused(name):
-    layer, cache = LAYERS[name](), kv_cache.KVCache(T)
-    layer(torch.randn(B, T - 1, E), cache, VALID[:, 1:])
-    for valid in (VALID[:, -1:], VALID[:, 1:]):
-        n = valid.shape[1]
-        with pytest.raises(ValueError, match=rf"{T} tokens, .*\[-1\]={n}"):
-            layer(torch.randn(B, 1, E), cache, valid)
-    assert layer(torch.randn(B, 1, E), cache, VALID).shape == (B, 1, E)
+        layer(torch.randn(1, 1, kit.E), cache)
 
 
 def test_everything_stays_on_its_device():
@@ -642,3 +677,17 @@ def test_recurrent_layers_are_those_of_the_package():
                 got = ours.double()(part, cache, valid[:, :end])
                 want = theirs(part, cache=other, mask=mask)
                 equal(got[real], want[real], 1e-10)
+
+
+@pytest.mark.parametrize("file", [gqa, llama])
+@torch.no_grad()
+def test_one_token_copies_no_keys_for_the_heads_that_share_them(file):
+    """Without a kernel for them, as on a GPU with a mask, `enable_gqa` does."""
+    layer, cache = file.GQA(42, 6, 3, head_dim=10), file.KVCache(29)
+    x = torch.randn(3, 29, 42)
+    whole = layer(x)
+    layer(x[:, :-1], cache)
+    with sdpa_kernel(SDPBackend.MATH), Made(cache.stored) as made:
+        last = layer(x[:, -1:], cache)
+    assert made.largest < 3 * 6 * 29 * 10 * x.itemsize
+    assert_close(last, whole[:, -1:])

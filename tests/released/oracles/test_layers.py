@@ -31,9 +31,16 @@ from attnref import (
     padding_mask,
     token_positions,
 )
-from attnref.released.record import records_of
 from tests.kit.compare import relative_error
-from tests.kit.families import CHUNKS, FAMILIES, FLAGS, LENGTH, ROWS, config_of
+from tests.kit.families import (
+    CHUNKS,
+    FAMILIES,
+    FLAGS,
+    LENGTH,
+    ROWS,
+    config_of,
+    records_of,
+)
 
 BOUND = 2e-6  # both round in float32, and frequencies in different order
 # What GQA and MLA do not take is left out of both layers.
@@ -80,7 +87,7 @@ def scores_of(r):
     return Scores(r.scale, bias, r.softcap, r.with_sinks)
 
 
-def layer_of(r, **more):
+def layer_of(r, **kwargs):
     """Ours, or None if it has no such part."""
     if r.rope_size != 1 and r.rope_kind not in ("yarn", "longrope"):
         return None
@@ -89,7 +96,7 @@ def layer_of(r, **more):
     causal = Window(r.window) if r.window else True
     causal = Chunk(r.chunk) if r.chunk else causal
     options = {"d_model": r.d_model, "n_heads": r.n_heads, "causal": causal}
-    options |= {"rope": rope_of(r), "scores": scores_of(r), **more}
+    options |= {"rope": rope_of(r), "scores": scores_of(r), **kwargs}
     if r.kv_rank:
         return MultiHeadLatentAttention(
             **options,
@@ -117,16 +124,16 @@ def plain(r):
     return replace(r, family="llama", kind="", **usual)
 
 
-def records(family, more):
-    config = config_of(family, **more)
+def records(family, changes):
+    config = config_of(family, **changes)
     return [*dict.fromkeys(map(plain, records_of(config).values()))]
 
 
 CASES = [(name, {}) for name in FAMILIES] + [*FLAGS.items()]
 
 
-def named(family, more):
-    return f"{family}{'-'.join(more)}"
+def case_id(family, changes):
+    return f"{family}{'-'.join(changes)}"
 
 
 @torch.no_grad()
@@ -134,8 +141,8 @@ def with_same_weights(r, ours):
     theirs = ConfiguredAttention(r).eval()
     torch.manual_seed(0)
     for name, weight in theirs.named_parameters():
-        own = torch.randn_like(weight)
-        weight.copy_(weight + 0.3 * own if "norm" in name else 0.2 * own)
+        noise = torch.randn_like(weight)
+        weight.copy_(weight + 0.3 * noise if "norm" in name else 0.2 * noise)
     ours.load_state_dict(theirs.state_dict())
     return ours.eval(), theirs
 
@@ -144,12 +151,12 @@ def outputs(layer, r, cache, chunks, valid):
     """In chunks, with pads on the left; of LongRoPE, up to its length."""
     torch.manual_seed(1)
     x = torch.randn(ROWS, LENGTH, r.d_model)
-    at = token_positions(valid)
+    positions = token_positions(valid)
     out = []
     for start, end in pairwise(accumulate(chunks, initial=0)):
         options = {"mask": padding_mask(valid[:, :end]), "cache": cache}
         if r.rope_theta:
-            options["positions"] = at[:, start:end]
+            options["positions"] = positions[:, start:end]
         try:
             out.append(layer(x[:, start:end], **options))
         except ValueError as refusal:
@@ -159,13 +166,13 @@ def outputs(layer, r, cache, chunks, valid):
 
 
 @pytest.mark.parametrize(
-    ("family", "more"), CASES, ids=[named(*case) for case in CASES]
+    ("family", "changes"), CASES, ids=[case_id(*case) for case in CASES]
 )
 @torch.no_grad()
-def test_our_layer_does_what_the_record_of_a_family_says(family, more):
+def test_our_layer_does_what_the_record_of_a_family_says(family, changes):
     valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     valid[1, :5] = valid[2, :1] = False
-    for r in records(family, more):
+    for r in records(family, changes):
         if (ours := layer_of(r)) is None:
             continue
         ours, theirs = with_same_weights(r, ours)
@@ -173,15 +180,15 @@ def test_our_layer_does_what_the_record_of_a_family_says(family, more):
         ring = RingKVCache(ring) if ring else KVCache(LENGTH + 7)
         caches = KVCache(LENGTH), GrowingKVCache(), ring
         for chunks, cache in zip(CHUNKS.values(), caches, strict=True):
-            want = outputs(theirs, r, theirs.cache(LENGTH), chunks, valid)
-            got = outputs(ours, r, cache, chunks, valid)
-            real = valid[:, : got.shape[1]]
-            assert got.shape == want.shape
-            assert relative_error(got[real], want[real]) < BOUND, r
+            expected = outputs(theirs, r, theirs.cache(LENGTH), chunks, valid)
+            actual = outputs(ours, r, cache, chunks, valid)
+            real = valid[:, : actual.shape[1]]
+            assert actual.shape == expected.shape
+            assert relative_error(actual[real], expected[real]) < BOUND, r
 
 
-EVERY = {r for case in CASES for r in records(*case)}
-OURS = [r for r in EVERY if layer_of(r)]
+RECORDS = {r for case in CASES for r in records(*case)}
+OURS = [r for r in RECORDS if layer_of(r)]
 
 
 def test_all_that_our_layers_take_is_in_a_family():

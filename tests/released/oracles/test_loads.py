@@ -64,7 +64,7 @@ MLA = LATENT | {"num_key_value_heads": H, "head_dim": 4}
 # Llama 3.1's own heads and frequencies, and the plain ones.
 WIDE = {"head_dim": 128, "max_position_embeddings": 131_072}
 BASE = {"rope_type": "default", "rope_theta": 500_000.0}
-SCALED = {
+LLAMA31_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500_000.0,
     "factor": 8.0,
@@ -74,7 +74,7 @@ SCALED = {
 }
 
 
-NOTHING: dict[str, Any] = {}
+EMPTY: dict[str, Any] = {}
 
 
 class Row(NamedTuple):
@@ -87,23 +87,23 @@ class Row(NamedTuple):
     """
 
     model: str
-    options: dict[str, Any] = NOTHING  # biases
-    config: dict[str, Any] = NOTHING
+    options: dict[str, Any] = EMPTY  # biases
+    config: dict[str, Any] = EMPTY
     shown: str = ""  # of the configuration
     layer: int = 0
     batch: int = B
     length: int = 64
     reason: str = ""
-    cure: dict[str, Any] = NOTHING
-    record: dict[str, Any] = NOTHING
+    cure: dict[str, Any] = EMPTY
+    record: dict[str, Any] = EMPTY
 
 
 QKV = {"bias": True, "o_bias": False}
 LLAMA31 = {"rope": Rope(500_000.0, scaling=Llama3(8.0, 1.0, 4.0, 8192))}
 NEIGHBOURS = {"rope": Rope(500_000.0, layout="interleaved")}
-EACH, ALL = {"norm": "RMS of a head"}, {"norm": "RMS of all heads"}
-ONE = EACH | {"norm_weight": "1 + w"}
-WINDOWED = {"causal": Window(WINDOW)}
+HEAD_NORM, FULL_NORM = {"norm": "RMS of a head"}, {"norm": "RMS of all heads"}
+SHIFTED_NORM = HEAD_NORM | {"norm_weight": "1 + w"}
+WINDOW_RULE = {"causal": Window(WINDOW)}
 ROWS = [
     Row("llama"),
     Row(
@@ -118,14 +118,14 @@ ROWS = [
     Row("deepseek_v3", config=MLA),
     Row(
         "llama",
-        config=WIDE | {"rope_parameters": SCALED},
+        config=WIDE | {"rope_parameters": LLAMA31_ROPE},
         shown="llama3, T=64",
         reason="scaled",
         cure=LLAMA31,
     ),
     Row(
         "llama",
-        config=WIDE | {"rope_parameters": SCALED},
+        config=WIDE | {"rope_parameters": LLAMA31_ROPE},
         shown="llama3, T=2048",
         batch=1,
         length=2048,
@@ -137,7 +137,7 @@ ROWS = [
         config={"sliding_window": WINDOW},
         shown=f"sliding_window={WINDOW}",
         reason="window",
-        cure=WINDOWED,
+        cure=WINDOW_RULE,
     ),
     Row("cohere", reason="interleaved", cure=NEIGHBOURS),
     Row(
@@ -163,32 +163,32 @@ ROWS = [
     Row(
         "llama4_text",
         reason="norm",
-        record=EACH
+        record=HEAD_NORM
         | {"norm_weight": None, "norm_eps": 1e-5, "norm_late": True}
         | {"rope_layout": "interleaved"},
     ),
-    Row("qwen3", record=EACH),
-    Row("qwen3_moe", record=EACH),
+    Row("qwen3", record=HEAD_NORM),
+    Row("qwen3_moe", record=HEAD_NORM),
     Row(
         "gemma3_text",
         config={"sliding_window": WINDOW},
         shown=f"sliding_window={WINDOW}",
-        record=ONE
+        record=SHIFTED_NORM
         | {"scale": 256**-0.5, "rope_theta": 10_000.0, "window": WINDOW},
     ),
-    Row("olmo2", record=ALL | {"norm_eps": 1e-5}),
+    Row("olmo2", record=FULL_NORM | {"norm_eps": 1e-5}),
     Row(
         "minimax_m2",
         config={"rotary_dim": D // 2},
         shown=f"rotary_dim={D // 2}",
-        record=ALL | {"rope_width": D // 2},
+        record=FULL_NORM | {"rope_width": D // 2},
     ),
     Row(
         "gpt_oss",
         {"bias": True},
         config={"sliding_window": WINDOW},
         shown=f"sliding_window={WINDOW}",
-        cure=WINDOWED
+        cure=WINDOW_RULE
         | {"rope": Rope(150_000.0, scaling=Yarn(32.0, 4096, truncate=False))}
         | {"scores": Scores(sinks=True)},
     ),
@@ -196,7 +196,7 @@ ROWS = [
         "qwen3_next",
         layer=3,
         shown="layer_idx=3",
-        record=ONE | {"rope_width": D // 4, "gate": "in q_proj"},
+        record=SHIFTED_NORM | {"rope_width": D // 4, "gate": "in q_proj"},
     ),
     Row("phi3", cure={"split_qkv": "layer"}),
     Row("deepseek_v32", config=MLA),
@@ -217,7 +217,7 @@ def theirs(row):
     return sharpened(attention(config, row.layer)), rotary
 
 
-def loaded(row, weights, config):
+def load(row, weights, config):
     """Our layer with these weights, and with all that it can be told."""
     sizes = {"d_model": E, "n_heads": H, **row.options}
     if "kv_b_proj.weight" in weights:
@@ -225,10 +225,10 @@ def loaded(row, weights, config):
     else:
         theta = config.rope_parameters.get("rope_theta")
         sizes = {"rope": theta and Rope(theta)} | sizes
-        by = sizes.pop("split_qkv", None)
-        if by:
+        layout = sizes.pop("split_qkv", None)
+        if layout:
             fused = weights.pop("qkv_proj.weight")
-            rows = split_qkv(fused, H, K, by=by)
+            rows = split_qkv(fused, H, K, by=layout)
             for n, weight in zip("qkv", rows, strict=True):
                 weights[f"{n}_proj.weight"] = weight
         layer = GroupedQueryAttention(
@@ -238,7 +238,7 @@ def loaded(row, weights, config):
     return layer.eval()
 
 
-def changed(row, weights, config):
+def load_into_llama(row, weights, config):
     """The attention of a Llama with what its record differs in, alone."""
     llama = {n: x for n, x in SIZES.items() if n != "attn_implementation"}
     r = attention_of({"model_type": "llama", **llama})
@@ -255,13 +255,13 @@ def from_config(row, weights, config):
 
 
 @torch.no_grad()
-def outcome(row, made=loaded):
+def outcome(row, make_layer=load):
     """The verdict; then the error, or the entries that have no place."""
     torch.manual_seed(0)
     attention, rotary = theirs(row)
     config = attention.config
     try:
-        ours = made(row, attention.state_dict(), config)
+        ours = make_layer(row, attention.state_dict(), config)
     except ValueError:  # of an unknown family
         return "refused", None
     except RuntimeError as refusal:
@@ -270,8 +270,8 @@ def outcome(row, made=loaded):
         return "refused", [*dict.fromkeys(names)]
     x = torch.randn(row.batch, row.length, E)
     positions = torch.arange(row.length)[None]
-    windowed = row.config.get("sliding_window")
-    make = create_sliding_window_causal_mask if windowed else create_causal_mask
+    window = row.config.get("sliding_window")
+    make = create_sliding_window_causal_mask if window else create_causal_mask
     mask = make(
         config=config,
         inputs_embeds=x,
@@ -281,15 +281,15 @@ def outcome(row, made=loaded):
     )
     kind = {"layer_type": "sliding_attention"}
     tables = rotary(config=config)
-    want, seen = attention(
+    expected, weights = attention(
         x,
         position_embeddings=tables(
             x, positions, **kind if row.model == "gemma3_text" else {}
         ),
         attention_mask=mask,
     )
-    assert seen.max() > 0.9, "too flat to show a fault"
-    error = relative_error(ours(x), want)
+    assert weights.max() > 0.9, "too flat to show a fault"
+    error = relative_error(ours(x), expected)
     # Their angles are float32: the further a token, the less exact.
     if error <= 1e-6 * max(1, row.length / 64):
         return "right", None
@@ -322,37 +322,37 @@ def blind(inner):
     return named(out[0, 0]).key
 
 
-def spelled(options):
+def spell(options):
     """What our layer takes, as one would write it; of `scores` the fields."""
     for name, value in options.items():
         if name == "split_qkv":
             yield f'split_qkv(..., by="{value}")'
         elif name == "scores":
-            yield from given(value)
+            yield from changed_fields(value)
         elif isinstance(value, Rope) and value.scaling is not None:
             yield "rope=rope_of(config)"
         else:
-            yield f"{name}={short(value)}"
+            yield f"{name}={spell_value(value)}"
 
 
-def given(value):
+def changed_fields(value):
     """The fields of a dataclass that are not as by default."""
     for f in fields(value):
         own = getattr(value, f.name)
         if own != f.default:
-            yield f"{f.name}={short(own)}"
+            yield f"{f.name}={spell_value(own)}"
 
 
-def short(value):
+def spell_value(value):
     if not is_dataclass(value):
         return json.dumps(value) if isinstance(value, str) else repr(value)
-    inside = ", ".join(given(value))
+    inside = ", ".join(changed_fields(value))
     for first in ("theta=", "size=", "over="):
         inside = inside.removeprefix(first)
     return f"{type(value).__name__}({inside})"
 
 
-def measured():
+def measure():
     rows = []
     for row in ROWS:
         verdict, error = outcome(row)
@@ -363,7 +363,7 @@ def measured():
                 "verdict": verdict,
                 "found": error,
                 "reason": row.reason,
-                "cure": [*spelled(row.cure | row.record)],
+                "cure": [*spell(row.cure | row.record)],
                 "from_config": outcome(row, from_config)[0],
             }
         )
@@ -372,17 +372,17 @@ def measured():
 
 
 def test_what_the_site_says_of_checkpoints_is_what_comes_out():
-    assert json.loads(ORACLES.read_text(encoding="utf-8")) == measured()
+    assert json.loads(ORACLES.read_text(encoding="utf-8")) == measure()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r.model} {r.shown}")
 def test_what_differs_is_all_that_differs(row):
     """With it alone, the layer is right; an indexer has no place in ours."""
-    altered = row._replace(options={**row.options, **row.cure})
+    cured = row._replace(options={**row.options, **row.cure})
     if row.cure or row.record:
         assert outcome(row)[0] == ("wrong" if row.reason else "refused")
-    made = changed if row.record else loaded
-    assert outcome(altered, made)[0] == (
+    make_layer = load_into_llama if row.record else load
+    assert outcome(cured, make_layer)[0] == (
         "right" if "v32" not in row.model else "refused"
     )
 
@@ -393,7 +393,7 @@ def test_a_window_can_be_passed_as_a_mask():
     (row,) = (row for row in ROWS if row.reason == "window")
     torch.manual_seed(0)
     attention, rotary = theirs(row)
-    ours = loaded(row, attention.state_dict(), attention.config)
+    ours = load(row, attention.state_dict(), attention.config)
     x, positions = torch.randn(B, 64, E), torch.arange(64)[None]
     mask = create_sliding_window_causal_mask(
         config=attention.config,
@@ -404,9 +404,9 @@ def test_a_window_can_be_passed_as_a_mask():
     )
     assert (mask[0, 0] == 0).sum(-1).tolist() == [*range(1, 8), *[8] * 57]
     tables = rotary(config=attention.config)(x, positions)
-    want, _ = attention(x, position_embeddings=tables, attention_mask=mask)
-    got = ours(x, mask=causal_mask(64).triu(1 - WINDOW))
-    assert relative_error(got, want) <= 1e-6
+    expected, _ = attention(x, position_embeddings=tables, attention_mask=mask)
+    actual = ours(x, mask=causal_mask(64).triu(1 - WINDOW))
+    assert relative_error(actual, expected) <= 1e-6
 
 
 def test_models_that_the_page_of_masks_names_have_windows_or_chunks():
@@ -428,9 +428,11 @@ def test_the_page_of_rope_has_the_errors_of_the_table(language):
 
 def test_the_models_of_the_gqa_page_need_what_it_says():
     ids, _ = (s["models"]["ids"] for _, s in fences("gqa") if "models" in s)
-    of = {id: attention_of(configs()[id]) for id in ids}
-    own = {id: (r.rope_kind, r.norm, r.rope_width) for id, r in of.items()}
-    assert own == {
+    records = {id: attention_of(configs()[id]) for id in ids}
+    parts = {
+        id: (r.rope_kind, r.norm, r.rope_width) for id, r in records.items()
+    }
+    assert parts == {
         "llama-2-70b": ("default", None, 128),
         "llama-3.1-8b": ("llama3", None, 128),
         "qwen3-235b": ("default", "RMS of a head", 128),
@@ -439,7 +441,7 @@ def test_the_models_of_the_gqa_page_need_what_it_says():
 
 
 if __name__ == "__main__":
-    result = measured()
+    result = measure()
     rows = ",\n".join(map(json.dumps, result["checkpoints"]))
     empty = json.dumps(result["empty"])
     text = f'{{"checkpoints": [\n{rows}\n],\n"empty": {empty}}}\n'

@@ -602,7 +602,7 @@ def test_the_page_runs_on_what_its_commands_write(tmp_path):
 
 
 def recorded():
-    return json.loads(project.RECORDED.read_text(encoding="utf-8"))
+    return json.loads(project.RECORD.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
@@ -611,4 +611,4 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     times = json.dumps(step_times(train(TinyLM())))
     text = f'{{"mistakes": [\n{rows}\n],\n"step_ms": {times}}}\n'
-    project.RECORDED.write_text(text, encoding="utf-8")
+    project.RECORD.write_text(text, encoding="utf-8")

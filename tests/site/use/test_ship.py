@@ -73,7 +73,7 @@ def check(section, names):
                 # Not in a dispatch mode.
                 out = eval(call, names)
             else:
-                with ship.Seen(given) as seen:
+                with ship.KernelRecorder(given) as seen:
                     out = eval(call, names)
                 size = given[0].itemsize
                 most = {
@@ -345,7 +345,7 @@ def test_fused_memory():
         lazy, mask = RuleMask(Causal(), 512, 512, 0), causal_mask(512)
         largest = []
         for core, given in (sdpa, mask), (fused, mask), (fused, lazy):
-            with ship.Seen((q, k, v, mask)) as seen:
+            with ship.KernelRecorder((q, k, v, mask)) as seen:
                 core(q, k, v, given)
             largest.append(seen.largest)
         scores = 512 * 512 * 4  # of one head
@@ -387,12 +387,12 @@ def test_swap():
 
 @pytest.mark.filterwarnings("ignore")  # each reason is a warning
 def test_kernels():
-    kernels = {key: seen.kernel for key, seen in ship.observed().items()}
+    kernels = {key: seen.kernel for key, seen in ship.recorders().items()}
     fused_ones = {"plain", "bool", "grouped", "padded"}
     assert {key for key in kernels if kernels[key] == "flash"} == fused_ones
     inputs = 4 * ship.HEADS * ship.TOKENS * ship.WIDTH
     mask = 4 * ship.TOKENS**2
-    for key, seen in ship.observed().items():
+    for key, seen in ship.recorders().items():
         least = ship.HEADS * mask if kernels[key] == "math" else inputs
         assert seen.largest == (mask if key == "bool" else least), key
     fused_only = sdpa_kernel(SDPBackend.FLASH_ATTENTION)

@@ -1,0 +1,70 @@
+"""The three forms of MLA, at any chunk and cache."""
+
+import pytest
+import torch
+
+import attnref
+from attnref.numbers.cost import mla_cost
+from sitekit.drawing.terms import terms
+from sitekit.drawn import absorption
+from tests.kit.live import computed, equal
+
+D_MODEL = 1024
+
+
+@pytest.mark.parametrize("model", absorption.MODELS)
+def test_its_numbers_are_those_of_the_package(show, model):
+    """Without the projections that all forms share: those of a layer, but for
+    `kv_b_proj`. The form that is recommended is the one that a layer takes."""
+    shape = {
+        long: absorption.live()["models"][model][name]
+        for name, long in absorption.LONG.items()
+    } | {"d_model": D_MODEL}
+    with torch.device("meta"):
+        layer = attnref.MultiHeadLatentAttention(**shape, q_lora_rank=None)
+    shared = sum(
+        p.numel()
+        for name, p in layer.named_parameters()
+        if p.dim() == 2 and "kv_b" not in name
+    )
+    states, parts, crossings, forms = [], [], [], []
+    for cache in (4, 5, 9, 12, 17):
+        past = 2**cache if cache > 4 else 0
+        widths = {
+            k: shape[k]
+            for k in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+        }
+        for T in (1, 2, 16, 164, 165, 401, 4096):
+            states.append({"model": model, "T": T, "cache": cache})
+            costs = [
+                mla_cost(**shape, form=form, new=T, past=past)
+                for form in ("expanded", "latent", "absorbed")
+            ]
+            parts.append(
+                [
+                    [
+                        c.projections - 2 * T * shared,
+                        c.scores + c.values,
+                        2 * c.cached,
+                    ]
+                    for c in costs
+                ]
+            )
+            crossings.append(
+                [
+                    attnref.crossover(**widths, past=past),
+                    attnref.crossover(**widths),
+                ]
+            )
+            forms.append(attnref.form_of(layer, T, past))
+    results = computed(show("absorb"), "absorb", states)
+    equal([r["parts"] for r in results], parts, 0)
+    equal([[r["here"], r["limit"]] for r in results], crossings)
+    names = ("expanded", "latent", "absorbed")
+    assert [names[r["best"]] for r in results] == forms
+    equal([r["flops"] for r in results], torch.tensor(parts)[..., :2].sum(-1))
+
+
+def test_terms_are_the_products_that_add_up_to_a_function():
+    got = terms(lambda a, b, c: 3 * a * b - a + 7 * c, a=1, b=2, c=5)
+    assert sorted(got) == [[-1, "a"], [3, "a", "b"], [7, "c"]]
