@@ -255,6 +255,25 @@ def test_flash():
     # --8<-- [end:flash]
 
 
+def test_flash_backward():
+    from attnref.plain.flash import flash, flash_backward
+    from attnref.plain.sinks import add_sinks, attention_with_sinks
+
+    # --8<-- [start:flash_backward]
+    q, k, v = torch.randn(3, 3, 2, 7, 4).requires_grad_()
+    mask = torch.ones(7, 7, dtype=torch.bool).tril()
+    sinks = torch.randn(2, requires_grad=True)
+    want = attention_with_sinks(q, k, v, sinks, mask)
+    d_out = torch.randn_like(want)
+
+    with torch.no_grad():
+        saved = add_sinks(*flash(q, k, v, mask), sinks)  # out and lse alone
+        grads = flash_backward(d_out, q, k, v, *saved, mask, sinks, (2, 3))
+    autograd = torch.autograd.grad(want, (q, k, v, sinks), d_out)
+    torch.testing.assert_close(grads, autograd)
+    # --8<-- [end:flash_backward]
+
+
 def test_merge():
     from attnref.plain.merge import merge
 

@@ -30,7 +30,7 @@ from attnref.plain import (
 from attnref.plain import scaling as scaled
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
-from attnref.plain.flash import flash
+from attnref.plain.flash import flash, flash_backward
 from attnref.plain.merge import merge
 from attnref.plain.mha import MHA
 from attnref.plain.mqa import MQA
@@ -157,6 +157,35 @@ def test_flash_and_merge_are_those_of_the_package(scores):
     out, lse = flash(q, k, v, mask)
     unread = torch.full_like(out, torch.nan)  # a kernel left it as it was
     equal(merge([out, unread], [lse, nothing]), (out, lse))
+
+
+@pytest.mark.parametrize("factor", [1, 200])  # scores apart by hundreds
+@pytest.mark.parametrize("sunk", [False, True])
+def test_the_backward_pass_in_tiles_is_that_of_autograd(scores, factor, sunk):
+    q, k, v, mask = scores
+    q = factor * q
+    sinks = 3 * tokens(H) if sunk else None
+    if sunk:
+        sinks[0] = -torch.inf  # none; some rows of this head see nothing
+    d_out = tokens(B, H, T, v.shape[-1])
+    for some in (None, mask, mask[:, :1, :1], mask[1, 0]):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        options = {}
+        if sunk:
+            inputs.append(sinks.clone().requires_grad_())
+            options["sinks"] = inputs[-1]
+        whole = attnref.sdpa(*inputs[:3], some, **options)
+        want = torch.autograd.grad(whole, inputs, d_out)
+        out, lse = flash(q, k, v, some)
+        if sunk:
+            out, lse = add_sinks(out, lse, sinks)
+        saved = d_out, q, k, v, out, lse, some, sinks
+        for tile in ((2, 3), (T, S), (3, 1)):
+            equal(flash_backward(*saved, tile), want, 1e-10)
+    half = [x.to(torch.bfloat16) for x in (d_out, q, k, v)]
+    out, lse = flash(*half[1:], mask)
+    grads = flash_backward(*half, out, lse, mask)
+    assert {x.dtype for x in grads} == {torch.bfloat16}
 
 
 def test_sinks_are_those_of_the_package(scores):
