@@ -243,6 +243,30 @@ def test_dsa():
     # --8<-- [end:dsa]
 
 
+def test_index_loss():
+    from attnref.plain.index_loss import index_loss
+
+    # --8<-- [start:index_loss]
+    B, H, T, S, topk = 3, 2, 5, 7, 4
+    scores = torch.randn(B, T, S, requires_grad=True)  # of the indexer
+    weights = torch.randn(B, H, T, S).softmax(-1).requires_grad_()
+    chosen = scores.topk(topk, dim=-1).indices
+    all_keys = torch.arange(S).expand(B, T, S)
+    for keys in (all_keys, chosen):  # the warm-up, and sparse training
+        loss = index_loss(scores, weights, keys)
+        (grad,) = torch.autograd.grad(loss, scores, retain_graph=True)
+        read = torch.zeros(B, T, S).scatter(-1, keys, 1)
+        target = read * weights.mean(1)
+        target = target / target.sum(-1, keepdim=True)
+        p = scores.masked_fill(read == 0, -torch.inf).softmax(-1)
+        torch.testing.assert_close(grad, (p - target) / (B * T))
+        assert torch.autograd.grad(loss, weights, allow_unused=True) == (None,)
+    torch.testing.assert_close(
+        index_loss(scores, weights, all_keys), index_loss(scores, weights)
+    )
+    # --8<-- [end:index_loss]
+
+
 def test_flash():
     from attnref.plain.flash import flash
 
