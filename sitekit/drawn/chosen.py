@@ -92,7 +92,9 @@ def recalls() -> dict[str, list[float]]:
             x, c_q, at, mask = inputs
             with torch.no_grad():
                 k = layer.indexer.key(x, at)
-                return recall(layer.indexer(x, c_q, at, k, mask), weights)
+                chosen = layer.indexer(x, c_q, at, k, mask)
+                share: float = recall(chosen, weights)
+                return share
 
         curves = {"best": [best]}
         for name, heads in (("all", slice(None)), ("first", slice(1))):
