@@ -77,7 +77,8 @@ class Indexer(nn.Module):
         scores = F.relu(q.to(wide) @ k.to(wide).mT)  # (B, Hi, T, S)
         weights = self.weights_proj(x).to(wide)  # (B, T, Hi); any sign
         scores = torch.einsum("bhts,bth->bts", scores, weights)  # (B, T, S)
-        return scores.masked_fill(~mask, -torch.inf)  # before the choice
+        scores = scores.masked_fill(~mask, -torch.inf)  # before the choice
+        return scores
 
     def forward(self, *inputs):
         """The indices of the keys that each query reads, (B, T, topk)."""
