@@ -148,7 +148,8 @@ class Case:
         self, name: str, shape: Any, largest: float, start: float = 0.0
     ) -> Tensor:
         if name not in self.tensors:
-            seed = crc32(f"{self.name} {name}".encode())
+            drawn = self.options.get("draw", "")  # numbers other draws
+            seed = crc32(f"{self.name} {name}{drawn}".encode())
             generator = torch.Generator().manual_seed(seed)
             n = round(largest * GRID)
             steps = torch.randint(-n, n + 1, tuple(shape), generator=generator)
@@ -230,7 +231,7 @@ def _random_mask(case: Case) -> Tensor:
     """Any mask: it is drawn as numbers, and stored as bool; one query sees no
     key."""
     mask = case.input("mask", "B H T S", 1.0, 0.5) > 0
-    mask[1, 2, 3] = False
+    mask[1:2, 2:3, 3:4] = False
     return case.keep_input("mask", mask)
 
 
@@ -241,7 +242,7 @@ def _causal_mask(p: Any, case: Case) -> Any:
 def _softmax(p: Any, case: Case) -> Any:
     x = case.input("x", "B T S", 4.0)
     if case.hidden:
-        x[0, 1], x[1, 2:, 3:] = -torch.inf, -torch.inf
+        x[:1, 1:2], x[1:2, 2:, 3:] = -torch.inf, -torch.inf
         case.keep_input("x", x)
     if case.chunk:
         return p.softmax.online_softmax(x, case.chunk)
@@ -422,7 +423,7 @@ def _merge(p: Any, case: Case) -> Any:
         outs.append(case.input(f"out_{n}", "B H T Dv"))
         lses.append(case.input(f"lse_{n}", "B H T", 4.0))
         if n != 1:
-            lses[n][1, 2, 3] = -torch.inf
+            lses[n][1:2, 2:3, 3:4] = -torch.inf
             case.keep_input(f"lse_{n}", lses[n])
     out, lse = p.merge.merge(outs, lses)
     return torch.cat((out, lse[..., None]), dim=-1)

@@ -66,8 +66,8 @@ class Indexer(nn.Module):
     def key(self, x, at):
         return self.turn(self.k_norm(self.wk(x))[:, None], at)  # (B, 1, T, Di)
 
-    def forward(self, x, c_q, at, k, mask):
-        """The indices of the keys that each query reads, (B, T, topk).
+    def scores(self, x, c_q, at, k, mask):
+        """How much each query wants each key, (B, T, S).
 
         k (B, 1, S, Di) are index keys, mask (B, T, S) what may be read.
         """
@@ -78,7 +78,12 @@ class Indexer(nn.Module):
         weights = self.weights_proj(x).to(wide)  # (B, T, Hi); any sign
         scores = torch.einsum("bhts,bth->bts", scores, weights)  # (B, T, S)
         scores = scores.masked_fill(~mask, -torch.inf)  # before the choice
-        return scores.topk(min(self.topk, k.shape[2]), dim=-1).indices
+        return scores
+
+    def forward(self, *inputs):
+        """The indices of the keys that each query reads, (B, T, topk)."""
+        scores = self.scores(*inputs)
+        return scores.topk(min(self.topk, scores.shape[-1]), dim=-1).indices
 
 
 class DSA(nn.Module):

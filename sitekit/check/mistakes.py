@@ -71,6 +71,7 @@ WORDS = {
     "there": Text("{wrong} instead of {right}", "{wrong}，应为 {right}"),
     "colon": Text(": ", "："),
     "and": Text(", ", "、"),
+    "comma": Text(", ", "，"),
     "end": Text(".", "。"),
     "exercise": Text("exercise", "练习"),
     "asked": Text("what to write", "要写的函数"),
@@ -81,7 +82,15 @@ WORDS = {
     "listed": Text("{} mistakes", "{} 个错误"),
     "wrong": Text("wrong", "错误"),
     "link": Text("Copy link", "复制链接"),
+    "smallest": Text("Smallest sizes that show it", "能看出来的最小尺寸"),
+    "ones": Text("all other sizes 1", "其余为 1"),
+    "only ones": Text("all sizes 1", "全部为 1"),
+    "calls": Text("calls with {} tokens", "分次调用，每次 {} 个 token"),
+    "with pads": Text("with pads", "带 pad"),
+    "in half": Text("too small a difference for bfloat16", "误差太小，bfloat16 下看不出来"),
 }
+SMALLEST = ROOT / "tests/check/smallest.json"
+IN_HALF = 4 * 2**-8  # roundings of bfloat16, of the largest element
 ROWS = 4  # of numbers beside a diff
 TESTS = "mistakes/tests"  # the page that shows the properties
 
@@ -91,6 +100,32 @@ def kills() -> dict[str, Any]:
     """What runs of each mistake have found, by its id: which tests to copy and
     which of our own tests fail, and whether shapes stay right."""
     return dict(json.loads(KILLS.read_text(encoding="utf-8")))
+
+
+@cache
+def smallest() -> dict[str, Any]:
+    """The smallest sizes of a known answer at which a mistake shows, by id."""
+    return dict(json.loads(SMALLEST.read_text(encoding="utf-8")))
+
+
+def sizes_of(id: str, language: str) -> str:
+    """These sizes, as a sentence without its end."""
+    record = smallest()[id]
+    sizes = dict(record["sizes"])
+    calls, pads = sizes.pop("chunks", []), sizes.pop("pads", [])
+    pads += sizes.pop("real", [])
+    parts = [f"`{letter}` = {n}" for letter, n in sizes.items() if n > 1]
+    words = ["ones" if parts else "only ones"]
+    if len(calls) > 1:
+        words.append("calls")
+    if any(pads):
+        words.append("with pads")
+    if record["off"] < IN_HALF:
+        words.append("in half")
+    tokens = " + ".join(map(str, calls))
+    clauses = [str(getattr(WORDS["and"], language)).join(parts)] if parts else []
+    clauses += [getattr(WORDS[word], language).format(tokens) for word in words]
+    return str(getattr(WORDS["comma"], language)).join(clauses)
 
 
 def large(layer: nn.Module) -> nn.Module:
@@ -331,6 +366,8 @@ def entry(mistake: Mistake, symptoms_text: str, language: str, link: Any) -> Ite
     # A dict: without their parameters, several may be the same test.
     tests += dict.fromkeys(f"`{t.partition('[')[0]}`" for t in failures["tests"])
     yield item("caught", comma.join(tests))
+    if mistake.id in smallest():
+        yield item("smallest", sizes_of(mistake.id, language))
     if facts.met:
         yield item("found", comma.join(map(source, facts.met)))
     if mistake.variants[1:]:

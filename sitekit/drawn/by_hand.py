@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnref.plain.attention import attention
-from attnref.plain.flash import flash
+from attnref.plain.flash import flash, flash_backward
 from attnref.plain.kv_cache import KVCache
 from attnref.plain.merge import merge
 from attnref.plain.mla import MLA
@@ -138,6 +138,35 @@ def merged() -> Iterator[Row]:
     total = text(dots.exp().sum())
     sums = [total, text(lse.squeeze()), "", "", text(out.squeeze())]
     yield [Word("merged"), "", *sums]
+
+
+D_OUT = torch.tensor([1.0, 1.0])  # the gradient of the third query's output
+
+
+def _forward_and_backward() -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Of the third query: the log-sum-exp, delta, and the gradients."""
+    q, k, v, d_out = _batch(Q[2:], K, V, D_OUT[None])
+    out, lse = flash(q, k, v)
+    grads = flash_backward(d_out, q, k, v, out, lse, tile=(1, 2))
+    return lse.squeeze(), out.squeeze() @ D_OUT, [x[0, 0] for x in grads]
+
+
+def gradients() -> Iterator[Row]:
+    """The keys of the third query in the same two tiles, backwards."""
+    lse, delta, _ = _forward_and_backward()
+    dots, d_weights = Q[2] @ K.mT / 2**0.5, V @ D_OUT
+    for token, score, d_weight in zip(TOKENS, dots, d_weights, strict=True):
+        weight, above = (score - lse).exp(), d_weight - delta
+        yield [token, *map(text, (score, weight, d_weight, above, weight * above))]
+    weight = (dots - lse).exp()
+    total = (weight * (d_weights - delta)).sum()
+    whole, total = (x.round(decimals=6) for x in (weight.sum(), total))
+    yield [Word("sum"), "", text(whole), "", "", text(total)]
+
+
+def numbers() -> dict[str, object]:
+    lse, delta, (d_q, _, d_v) = _forward_and_backward()
+    return {"lse": text(lse), "delta": text(delta), "d_q": text(d_q[0]), "d_v": text(d_v[2])}
 
 
 def expanded() -> Iterator[Row]:

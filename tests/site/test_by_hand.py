@@ -103,11 +103,33 @@ def test_tiles_latents_and_absorption_give_the_output_over_all_keys():
     close(out[4], want)
 
 
+def test_the_gradients_through_two_tiles_are_those_of_autograd():
+    q, k, v = (x.clone().requires_grad_() for x in (Q[2:], K, V))
+    scores = q @ k.mT / math.sqrt(2)
+    out = scores.softmax(-1) @ v
+    inputs = q, k, v, scores
+    d_q, _, d_v, d_scores = torch.autograd.grad(out.sum(), inputs)
+    *rows, total = by_hand.gradients()
+    delta = out.sum()  # do is 1 in both elements
+    for j, row in enumerate(rows):
+        columns = scores[0, j], scores.softmax(-1)[0, j], v[j].sum()
+        columns = *columns, v[j].sum() - delta, d_scores[0, j]
+        for cell, want in zip(row[1:], columns, strict=True):
+            close(cell, want)
+    assert total[1:] == ["", "1", "", "", "0"]
+    numbers = by_hand.numbers()
+    close(numbers["lse"], scores.logsumexp(-1))
+    close(numbers["delta"], delta)
+    close(numbers["d_q"], d_q)
+    close(numbers["d_v"], d_v[2])
+
+
 def test_pages_lead_to_their_step():
     for stem, id in {
         "core/sdpa": "projections",
         "core/rope": "rope",
         "core/merge": "merge",
+        "core/flash": "backward",
         "layers/mha": "heads",
         "layers/gqa": "gqa",
         "layers/mla": "mla",

@@ -254,26 +254,6 @@ def test_what_is_saved_is_linear():
     # --8<-- [end:saved]
 
 
-def test_the_formulas_of_the_backward_pass():
-    # --8<-- [start:gradients]
-    q, k, v = (torch.randn(2, 3, 7, 5).double().requires_grad_() for _ in "qkv")
-    out, lse = flash_lse(3 * q, k, v, tile=(2, 3))  # 3: weights less alike
-    d_out = torch.randn_like(out)
-    want = torch.autograd.grad(sdpa(3 * q, k, v), (q, k, v), d_out)
-    tiled = torch.autograd.grad(out, (q, k, v), d_out)
-
-    with torch.no_grad():
-        scale = 5**-0.5
-        p = (3 * scale * q @ k.mT - lse[..., None]).exp()
-        delta = (d_out * out).sum(-1, keepdim=True)
-        d_scores = p * (d_out @ v.mT - delta)
-        d_q, d_k = 3 * scale * d_scores @ k, 3 * scale * d_scores.mT @ q
-        whole = d_q, d_k, p.mT @ d_out
-    torch.testing.assert_close(whole, want)
-    torch.testing.assert_close(tiled, want)
-    # --8<-- [end:gradients]
-
-
 def test_hidden_tiles_are_not_computed():
     # --8<-- [start:skipped]
     def computed(mask):

@@ -243,6 +243,30 @@ def test_dsa():
     # --8<-- [end:dsa]
 
 
+def test_index_loss():
+    from attnref.plain.index_loss import index_loss
+
+    # --8<-- [start:index_loss]
+    B, H, T, S, topk = 3, 2, 5, 7, 4
+    scores = torch.randn(B, T, S, requires_grad=True)  # of the indexer
+    weights = torch.randn(B, H, T, S).softmax(-1).requires_grad_()
+    chosen = scores.topk(topk, dim=-1).indices
+    all_keys = torch.arange(S).expand(B, T, S)
+    for keys in (all_keys, chosen):  # the warm-up, and sparse training
+        loss = index_loss(scores, weights, keys)
+        (grad,) = torch.autograd.grad(loss, scores, retain_graph=True)
+        read = torch.zeros(B, T, S).scatter(-1, keys, 1)
+        target = read * weights.mean(1)
+        target = target / target.sum(-1, keepdim=True)
+        p = scores.masked_fill(read == 0, -torch.inf).softmax(-1)
+        torch.testing.assert_close(grad, (p - target) / (B * T))
+        assert torch.autograd.grad(loss, weights, allow_unused=True) == (None,)
+    torch.testing.assert_close(
+        index_loss(scores, weights, all_keys), index_loss(scores, weights)
+    )
+    # --8<-- [end:index_loss]
+
+
 def test_flash():
     from attnref.plain.flash import flash
 
@@ -253,6 +277,25 @@ def test_flash():
     torch.testing.assert_close(out, scores.softmax(dim=-1) @ v)
     torch.testing.assert_close(lse, scores.logsumexp(dim=-1))
     # --8<-- [end:flash]
+
+
+def test_flash_backward():
+    from attnref.plain.flash import flash, flash_backward
+    from attnref.plain.sinks import add_sinks, attention_with_sinks
+
+    # --8<-- [start:flash_backward]
+    q, k, v = torch.randn(3, 3, 2, 7, 4).requires_grad_()
+    mask = torch.ones(7, 7, dtype=torch.bool).tril()
+    sinks = torch.randn(2, requires_grad=True)
+    want = attention_with_sinks(q, k, v, sinks, mask)
+    d_out = torch.randn_like(want)
+
+    with torch.no_grad():
+        saved = add_sinks(*flash(q, k, v, mask), sinks)  # out and lse alone
+        grads = flash_backward(d_out, q, k, v, *saved, mask, sinks, (2, 3))
+    autograd = torch.autograd.grad(want, (q, k, v, sinks), d_out)
+    torch.testing.assert_close(grads, autograd)
+    # --8<-- [end:flash_backward]
 
 
 def test_merge():

@@ -30,7 +30,9 @@ from attnref.plain import (
 from attnref.plain import scaling as scaled
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
-from attnref.plain.flash import flash
+from attnref.plain.dsa import DSA
+from attnref.plain.flash import flash, flash_backward
+from attnref.plain.index_loss import index_loss, recall, warm_up
 from attnref.plain.merge import merge
 from attnref.plain.mha import MHA
 from attnref.plain.mqa import MQA
@@ -157,6 +159,35 @@ def test_flash_and_merge_are_those_of_the_package(scores):
     out, lse = flash(q, k, v, mask)
     unread = torch.full_like(out, torch.nan)  # a kernel left it as it was
     equal(merge([out, unread], [lse, nothing]), (out, lse))
+
+
+@pytest.mark.parametrize("factor", [1, 200])  # scores apart by hundreds
+@pytest.mark.parametrize("sunk", [False, True])
+def test_the_backward_pass_in_tiles_is_that_of_autograd(scores, factor, sunk):
+    q, k, v, mask = scores
+    q = factor * q
+    sinks = 3 * tokens(H) if sunk else None
+    if sunk:
+        sinks[0] = -torch.inf  # none; some rows of this head see nothing
+    d_out = tokens(B, H, T, v.shape[-1])
+    for some in (None, mask, mask[:, :1, :1], mask[1, 0]):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        options = {}
+        if sunk:
+            inputs.append(sinks.clone().requires_grad_())
+            options["sinks"] = inputs[-1]
+        whole = attnref.sdpa(*inputs[:3], some, **options)
+        want = torch.autograd.grad(whole, inputs, d_out)
+        out, lse = flash(q, k, v, some)
+        if sunk:
+            out, lse = add_sinks(out, lse, sinks)
+        saved = d_out, q, k, v, out, lse, some, sinks
+        for tile in ((2, 3), (T, S), (3, 1)):
+            equal(flash_backward(*saved, tile), want, 1e-10)
+    half = [x.to(torch.bfloat16) for x in (d_out, q, k, v)]
+    out, lse = flash(*half[1:], mask)
+    grads = flash_backward(*half, out, lse, mask)
+    assert {x.dtype for x in grads} == {torch.bfloat16}
 
 
 def test_sinks_are_those_of_the_package(scores):
@@ -691,3 +722,48 @@ def test_one_token_copies_no_keys_for_the_heads_that_share_them(file):
         last = layer(x[:, -1:], cache)
     assert made.largest < 3 * 6 * 29 * 10 * x.itemsize
     assert_close(last, whole[:, -1:])
+
+
+def test_the_loss_of_an_indexer_is_torchs_divergence():
+    scores = tokens(B, T, S)
+    hidden = torch.ones(B, T, S).triu(S - T + 1).bool()
+    hidden[1, 2] = True  # a pad: it sees no key
+    weights = tokens(B, H, T, S).softmax(-1)
+    scores = scores.masked_fill(hidden, -torch.inf).requires_grad_()
+    weights = weights.masked_fill(hidden[:, None], 0)
+    loss = index_loss(scores, weights)
+    seeing = ~hidden.all(dim=-1)
+    target = weights.sum(1)[seeing]
+    target = target / target.sum(-1, keepdim=True)
+    log_p = scores[seeing].log_softmax(-1).clamp(min=-1e30)  # kl_div: 0 * inf
+    want = F.kl_div(log_p, target, reduction="batchmean")
+    equal(loss, want, 1e-6)
+    (grad,) = torch.autograd.grad(loss, scores)
+    assert grad.isfinite().all() and (grad[hidden] == 0).all()
+    assert index_loss(weights.mean(1).log(), weights) < 1e-12
+
+
+def test_a_warm_up_trains_the_indexer_alone():
+    torch.manual_seed(0)
+    layer = DSA(32, 4, 16, 8, 8, 8, 24, (4, 16, 3), 1e4, halves=True)
+    x, c_q = torch.randn(2, B, 9, 32)[0], torch.randn(B, 9, 24)
+    x.requires_grad_(), c_q.requires_grad_()
+    at, mask = torch.arange(9), torch.ones(B, 9, 9).tril().bool()
+    scores = torch.randn(B, 4, 9, 9).masked_fill(~mask[:, None], -torch.inf)
+    weights = (3 * scores).softmax(-1).requires_grad_()
+    before = {k: p.clone() for k, p in layer.state_dict().items()}
+    batch = x, c_q, at, mask, weights
+    losses = list(warm_up(layer.indexer, [batch] * 40, lr=0.03))
+    assert losses[-1] < losses[0] / 2
+    changed = {
+        k for k, p in layer.state_dict().items() if (p != before[k]).any()
+    }
+    assert changed == {k for k in before if k.startswith("indexer.")}
+    assert x.grad is c_q.grad is weights.grad is None
+    # The best choice has the largest share; reading every key has all of it.
+    target = weights.sum(1)
+    best = recall(target.topk(3).indices, weights)
+    chosen = layer.indexer(x, c_q, at, layer.indexer.key(x, at), mask)
+    assert recall(target.topk(3, largest=False).indices, weights) < 0.5
+    assert recall(chosen, weights) <= best < 1
+    assert recall(target.topk(9).indices, weights) == pytest.approx(1)
