@@ -80,10 +80,10 @@ class Indexer(nn.Module):
         scores = scores.masked_fill(~mask, -torch.inf)  # before the choice
         return scores
 
-    def forward(self, *inputs):
+    def forward(self, x, c_q, at, k, mask):
         """The indices of the keys that each query reads, (B, T, topk)."""
-        scores = self.scores(*inputs)
-        return scores.topk(min(self.topk, scores.shape[-1]), dim=-1).indices
+        scores = self.scores(x, c_q, at, k, mask)
+        return scores.topk(min(self.topk, k.shape[2]), dim=-1).indices
 
 
 class DSA(nn.Module):

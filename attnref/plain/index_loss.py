@@ -12,7 +12,7 @@ def index_loss(scores, weights, chosen=None):
     scores (B, T, S) are the indexer's, -inf for hidden keys; weights are those
     of attention (B, H, T, S). chosen (B, T, topk): over these keys alone.
     """
-    target = weights.detach().sum(dim=1)  # (B, T, S), over all heads
+    target = weights.detach().sum(dim=1)  # (B, T, S); of all heads
     if chosen is not None:
         scores = scores.take_along_dim(chosen, dim=-1)  # (B, T, topk)
         target = target.take_along_dim(chosen, dim=-1)

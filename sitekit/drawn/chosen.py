@@ -76,9 +76,10 @@ def recalls() -> dict[str, list[float]]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         layer = DSA(32, 4, 16, 8, 8, 8, 24, (4, 16, CHOSEN), 10000.0, halves=True)
+        layer.double()  # or the curve would depend on the processor
         with torch.no_grad():
             layer.q_b_proj.weight.mul_(6)  # as sharp as after training
-        kinds = torch.randn(KINDS, 32)
+        kinds = torch.randn(KINDS, 32, dtype=torch.float64)
         untrained = {k: x.clone() for k, x in layer.indexer.state_dict().items()}
 
         def texts(count: int) -> Tensor:

@@ -61,7 +61,7 @@ def enough() -> Iterator[Row]:
         letters = ("rows", "length", "heads", "kv_heads", "width")
         calls = Word("several" if test.get("calls") else "one")
         pads = Word("pads" if test.get("pads") else "no_pads")
-        yield [*(str(test[x]) for x in letters), calls, pads, str(len(fitting))]
+        yield [str(len(fitting)), *(str(test[x]) for x in letters), calls, pads]
 
 
 def needs() -> Iterator[Row]:
