@@ -136,5 +136,4 @@ def numbers() -> dict[str, object]:
         "keys": size(2 * KV_HEADS * 8192 * WIDTH * BYTES),
         "wide": size(512 * 128 * 4),
         "small": size(64 * 64 * 4),
-        "last_rows": 100 - 64,
     }
