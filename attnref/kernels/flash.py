@@ -272,7 +272,9 @@ class _Flash(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Any
+    ) -> Any:
         (d_out, d_lse), scale = grad_outputs, ctx.scale
         q, k, v, sinks, out, lse = ctx.saved_tensors
         (B, H, T), (K, S) = q.shape[:3], k.shape[1:3]
