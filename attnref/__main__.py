@@ -1,6 +1,7 @@
 """The command line of the package: `attnref`, or `python -m attnref`."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -86,8 +87,25 @@ def _run(arguments: Sequence[str], prog: str) -> str:
             "it needs {}: {}", error.name, INSTALL.format(error.name)
         )
         top.exit(2, f"{prog} {args.command}: error: {missing}\n")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        top.exit(2, f"{prog} {args.command}: error: {_of_system(error)}\n")
+    except ValueError as error:
         top.exit(2, f"{prog} {args.command}: error: {error}\n")
+
+
+# What the system says of a file, in the words of the commands.
+OF_SYSTEM = {
+    errno.ENOENT: "{} does not exist",
+    errno.EISDIR: "{} is a folder",
+    errno.ENOTDIR: "{} is not in a folder",
+    errno.EACCES: "{} may not be opened",
+    errno.EPERM: "{} may not be opened",
+}
+
+
+def _of_system(error: OSError) -> str:
+    text = OF_SYSTEM.get(error.errno or 0)
+    return message(text, error.filename) if text else str(error)
 
 
 def command() -> int:

@@ -56,6 +56,13 @@ def differ() -> Iterator[Row]:
             yield [_link(behaviour), *cells]
 
 
+def questions() -> Iterator[Row]:
+    """What each behaviour asks, and the answers that engines gave."""
+    for id, behaviour in behaviours().items():
+        answers = sorted(_named(id) - {OTHER})
+        yield [_link(behaviour), behaviour.text, ", ".join(answers) or "–"]
+
+
 def agree() -> Iterator[Row]:
     """Where all that answer agree: the answer, and who refuses."""
     for id, behaviour in behaviours().items():

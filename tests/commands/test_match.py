@@ -47,7 +47,7 @@ def test_a_right_output_ends_with_0_and_a_wrong_one_with_1(files, capsys):
         (["vectors"], "pass a folder"),
         (["vectors", "/tmp", "ropes"], "there is no case 'ropes'; did you"),
         (["match", "gqa", "{right}"], "the shape is (300,), and should be"),
-        (["match", "rope", "/nowhere"], "No such file"),
+        (["match", "rope", "/nowhere"], "/nowhere does not exist"),
         (["match", "ropes", "{right}"], "there is no case 'ropes'; did you"),
         (["match", "rope", "/dev/zero"], "/dev/zero is not a regular file"),
         (["match", "rope", "/"], "/ is not a regular file"),

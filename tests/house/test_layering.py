@@ -254,6 +254,11 @@ def test_the_face_of_layers_names_the_files_that_import_another():
     assert named == {name for pair in CASES for name in pair}
 
 
+def test_the_face_of_released_names_what_is_in_the_room():
+    face = (PACKAGE / "released/__init__.py").read_text(encoding="utf-8")
+    assert "layer" in face and not re.search("block|decoder", face, re.I)
+
+
 @pytest.mark.parametrize("path", ["Makefile", ".github/workflows/ci.yml"])
 def test_a_comment_names_a_heading_that_exists(path):
     """`sitekit/THEME.md says why, in "When the theme ends"`."""

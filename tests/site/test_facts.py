@@ -105,3 +105,32 @@ def test_what_the_readmes_and_the_changelog_count_is_counted(file, what):
     numbers = re.findall(COUNTED[file][what], text)
     assert numbers, f"{file} counts no {what} any more"
     assert {*map(int, numbers)} == {facts.count(what)}
+
+
+def section(stem, anchor, language):
+    """The text below a heading, up to the next one of its level."""
+    path = ROOT / "docs" / language / f"{stem}.md"
+    level, text = re.search(
+        rf"^(#+) [^\n]*{{ #{anchor} }}\n(.*)",
+        path.read_text(encoding="utf-8"),
+        re.M | re.S,
+    ).groups()
+    return re.split(rf"^#{{1,{len(level)}}} ", text, flags=re.M)[0]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_what_readers_found_wrong_is_not_said_again(language):
+    queries = r"Q_n = X W_n^Q, \qquad K = X W^K, \qquad V = X W^V"
+    assert queries in section("layers/gqa", "mqa", language)
+    sparse = "::: attnref.layers.dsa: DeepSeekSparseAttention"
+    assert sparse in section("api/layers", "chosen", language)
+    assert sparse not in section("api/layers", "recurrent", language)
+    variants = section("beyond/recurrent", "variants", language)
+    rows = [
+        line
+        for line in variants.splitlines()
+        if line.startswith("|") and "Kimi" in line
+    ]
+    # Their gates differ, so no row is of both.
+    assert [len(re.findall("Kimi", row)) for row in rows] == [1, 1]
+    assert "K3" in rows[1] and "#kda-gates" in rows[1]

@@ -67,6 +67,7 @@ def test_the_first_figure_is_on_the_first_screen(tops):
 def test_a_tool_is_open_before_the_text(chromium, address, path, what, last):
     for width, room in ((1440, last - 100), (390, last)):
         with opened(chromium, address + path, width=width) as page:
+            page.evaluate(budget.FORCE, "DejaVu Sans")  # the widest
             box = page.locator(what).first.bounding_box()
             assert box and box["y"] <= room, width
 

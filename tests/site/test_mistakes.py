@@ -22,7 +22,7 @@ from sitekit import search
 from sitekit.check import entries, exercise, find, mistakes
 from sitekit.check.evidence import SYMPTOMS, evidence
 from sitekit.markdown import pages
-from tests.kit import sampled
+from tests.kit import budget, sampled
 from tests.kit.site import opened
 
 ROOTS = {"en": "", "zh": "zh/"}
@@ -224,6 +224,7 @@ def test_the_field_and_all_symptoms_are_on_the_first_screen(
 ):
     page = visit(f"{address}{ROOTS[language]}mistakes/find-your-bug/")
     page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+    page.evaluate(budget.FORCE, "DejaVu Sans")  # the widest
     links = page.locator(".door nav a")
     assert links.count() == len(SYMPTOMS) == 10
     for part in (page.locator(".door input"), links.last):

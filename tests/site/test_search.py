@@ -238,6 +238,11 @@ def test_what_readers_type_leads_to_its_page_and_section(answers):
         if not reached & set(right):
             missed[query] = (right, [place(x) for x in hits[query][:3]], first)
     assert len(missed) <= 4, f"of {len(queries)}, not: {missed}"
+    # What readers asked for by name, and missed before.
+    for part in ("of a model", "missed by readers"):
+        assert not missed.keys() & typed_by_readers(f"{language}, {part}"), (
+            missed
+        )
 
 
 def test_enter_leads_into_the_first_result(answers):

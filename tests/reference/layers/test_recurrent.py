@@ -36,6 +36,7 @@ from tests.kit.layers import (
     sharp,
     tokens,
 )
+from tests.reference.layers import test_mlstm as mlstm
 
 
 def keeps(channels: int, kernel: int, heads: int = H, value_dim: int = D):
@@ -95,6 +96,7 @@ VARIANTS = {
         page=False,
     ),
 }
+READING = VARIANTS | {"mlstm": mlstm.VARIANT}
 LONG = 131
 CHUNKS = {
     "whole": (LONG,),
@@ -369,12 +371,12 @@ def test_in_bfloat16_it_is_near_and_its_state_is_not_rounded(name):
     assert 0 < relative_error(outs[1], outs[0]) <= 0.03
 
 
-@pytest.mark.parametrize("name", [n for n in VARIANTS if n != "short_conv"])
+@pytest.mark.parametrize("name", [n for n in READING if n != "short_conv"])
 @torch.no_grad()
 def test_autocast_rounds_nothing_that_is_written_into_a_state(
     name, monkeypatch
 ):
-    variant, x, cache = VARIANTS[name], torch.randn(B, LONG, E), StateCache()
+    variant, x, cache = READING[name], torch.randn(B, LONG, E), StateCache()
     layer, calls = variant.layer(**variant.sizes), []
 
     def chunked(*given, **options):
@@ -421,13 +423,13 @@ def history(draw, length):
     return ids, valid, [*(cuts.nonzero()[:, 0] + 1).tolist(), length]
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", READING)
 @torch.no_grad()
 def test_in_drawn_histories_each_document_is_as_if_alone(name):
     """Short documents packed into rows, pads that hold NaN and may have another
     number, and calls that end anywhere; each run of real tokens of one number
     is read by itself, at once."""
-    variant, draw = VARIANTS[name], torch.Generator().manual_seed(0)
+    variant, draw = READING[name], torch.Generator().manual_seed(0)
     layers = [
         sharp(variant.layer(**variant.sizes, **o)) for o in variant.options
     ]
@@ -451,10 +453,10 @@ def test_in_drawn_histories_each_document_is_as_if_alone(name):
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["", "documents"])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", READING)
 def test_a_layer_is_exported_for_any_length(name, packed):
     """Named, as a `Dim`, and with pads; then saved and loaded."""
-    variant, least = VARIANTS[name], T if packed else 1
+    variant, least = READING[name], T if packed else 1
     documents = Documents(torch.arange(301) // 37)
     rule = Causal() & documents if packed else True
     layer = sharp(variant.layer(**variant.sizes, causal=rule))
