@@ -369,6 +369,7 @@ def _dsa(p: Plain, functions: Functions) -> object:
         parts |= {"turn": _identity, "Hi": Hi, "topk": topk}
         rows = q_index.transpose(1, 2).flatten(2)
         indexer = SimpleNamespace(**parts)
+        indexer.scores = partial(p.dsa.Indexer.scores, indexer)
         choose = p.dsa.Indexer.forward
         chosen = choose(indexer, weights, rows, None, k_index, mask)
         mask = mask & torch.zeros_like(mask).scatter(2, chosen, True)

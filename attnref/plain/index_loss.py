@@ -18,7 +18,7 @@ def index_loss(scores, weights, chosen=None):
         target = target.take_along_dim(chosen, dim=-1)
     seeing = target.sum(dim=-1) > 0  # not the pads, which see no key
     wide = torch.promote_types(scores.dtype, torch.float32)
-    scores, target = scores[seeing].to(wide), target[seeing].to(wide)  # (N, S)
+    scores, target = scores[seeing].to(wide), target[seeing].to(wide)
     target = target / target.sum(dim=-1, keepdim=True)
     log_p = scores.log_softmax(dim=-1)
     log_p = log_p.masked_fill(target == 0, 0)  # 0 * -inf would be NaN

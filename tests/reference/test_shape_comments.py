@@ -17,7 +17,9 @@ from attnref.plain import (
     alibi,
     deepseek_v4,
     dsa,
+    flash,
     gqa,
+    index_loss,
     llama,
     masks,
     mla,
@@ -111,6 +113,9 @@ def plain_functions():
     q, k = torch.randn(B, H, T, D), torch.randn(B, H, S, D)
     v, seen = torch.randn(B, H, S, DV), masks.window_mask(T, S, 3)
     attention(q, k, v, seen)
+    saved = flash.flash(q, k, v, seen)
+    d_out = torch.randn(B, H, T, DV)
+    flash.flash_backward(d_out, q, k, v, *saved, seen, torch.randn(H))
     sinks.attention_with_sinks(q, k, v, torch.randn(H), seen)
     sinks.add_sinks(torch.randn(B, H, T, DV), q[..., 0], torch.randn(H))
     sinks.streaming_mask(T, S, 2, 3)
@@ -190,6 +195,14 @@ def plain_sparse():
         layer(torch.randn(B, T, E), cache, torch.ones(B, 2 * T).bool())
 
 
+def plain_index_loss():
+    scores, weights = torch.randn(B, T, S), torch.rand(B, H, T, S)
+    chosen = scores.topk(2).indices
+    for keys in (None, chosen):
+        index_loss.index_loss(scores, weights, keys)
+    index_loss.recall(chosen, weights)
+
+
 def plain_sparse_step():
     for layer in sparse():
         cache = dsa.KVCache(S)
@@ -265,6 +278,7 @@ PLAIN = {
         "D": R + DR,
     },  # one key of R + Dr for all heads
     plain_sparse: SPARSE,
+    plain_index_loss: {"topk": 2},
     plain_sparse_step: SPARSE | {"T": 1},
 }
 

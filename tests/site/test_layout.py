@@ -24,6 +24,7 @@ LATER = {
     "caches/same-output": "a check to copy comes first; tables are results",
     "conventions/names": "which code was read, then tables of its names",
     "learn/choose": "the answer is a list of cases",
+    "mistakes/tests": "how a test is called comes first",
     "numbers/operations": "its live figure is not there yet",
     "use/project": "steps; the only figure is of the last one",
 }

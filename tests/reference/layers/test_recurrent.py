@@ -494,7 +494,7 @@ def test_strong_decays_cost_mamba2_no_digits_of_a_whole_text():
     oracle.load_state_dict(layer.state_dict())
     x = torch.randn(B, LONG, E)
     want = [read(oracle, token, there) for token in x.split(1, dim=1)]
-    assert relative_error(layer(x), torch.cat(want, dim=1)) <= 2e-6
+    assert relative_error(layer(x), torch.cat(want, dim=1)) <= 5e-6
 
 
 def of_olmo(state):

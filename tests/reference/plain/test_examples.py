@@ -281,9 +281,10 @@ def test_flash():
 
 def test_flash_backward():
     from attnref.plain.flash import flash, flash_backward
-    from attnref.plain.sinks import add_sinks, attention_with_sinks
 
     # --8<-- [start:flash_backward]
+    from attnref.plain.sinks import add_sinks, attention_with_sinks
+
     q, k, v = torch.randn(3, 3, 2, 7, 4).requires_grad_()
     mask = torch.ones(7, 7, dtype=torch.bool).tril()
     sinks = torch.randn(2, requires_grad=True)
