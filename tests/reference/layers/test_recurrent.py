@@ -18,6 +18,7 @@ from attnref.layers.gated_delta import GatedDeltaNet
 from attnref.layers.kda import KimiDeltaAttention
 from attnref.layers.lightning import LightningAttention
 from attnref.layers.mamba2 import Mamba2
+from attnref.layers.mlstm import MLSTM
 from attnref.layers.short_conv import ShortConvolution
 from attnref.numbers import cost
 from attnref.numbers.shapes import Recurrent
@@ -36,7 +37,6 @@ from tests.kit.layers import (
     sharp,
     tokens,
 )
-from tests.reference.layers import test_mlstm as mlstm
 
 
 def keeps(channels: int, kernel: int, heads: int = H, value_dim: int = D):
@@ -96,7 +96,14 @@ VARIANTS = {
         page=False,
     ),
 }
-READING = VARIANTS | {"mlstm": mlstm.VARIANT}
+# With mLSTM, whose own file compares it with transformers.
+READING = VARIANTS | {
+    "mlstm": VARIANTS["gated_delta"]._replace(
+        layer=MLSTM,
+        sizes={**HEADS, "key_dim": D, "value_dim": DV},
+        options=({}, {"gate_cap": 4.0}),
+    )
+}
 LONG = 131
 CHUNKS = {
     "whole": (LONG,),
