@@ -137,12 +137,27 @@ def publish(folder, config, model, prefix):
     return write(folder, config, texts | others, shards=len(prefix) % 3 + 1)
 
 
+# In float32, theirs and ours round so much that on some processors the sum of
+# both exceeds the bound.
+IN_FLOAT64 = {"falcon_mamba"}
+
+
 @torch.no_grad()
 def compare(family, changes, folder):
     """All layers and steps; returns the largest error."""
+    if family not in IN_FLOAT64:
+        return compare_steps(family, changes, folder)
+    torch.set_default_dtype(torch.float64)
+    try:
+        return compare_steps(family, changes, folder)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def compare_steps(family, changes, folder):
     config = config_of(family, **changes)
     records = records_of(config)
-    model, worst = model_of(config), 0.0
+    model, worst = model_of(config).to(torch.get_default_dtype()), 0.0
     valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     # Theirs counts pads where queries grow.
     if not {"floor_scale", "log_scaling_n_floor"} & {*changes}:
