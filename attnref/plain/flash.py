@@ -59,17 +59,17 @@ def flash_backward(
         for top in range(0, T, height):
             rows = slice(top, top + height)
             scores = scale * q[:, :, rows] @ k[:, :, keys].mT
-            a = (scores - lse[:, :, rows, None]).exp()  # the weights again
+            p = (scores - lse[:, :, rows, None]).exp()  # the weights again
             if mask is not None:
-                a = a.masked_fill(~mask[:, :, rows, keys], 0)
-            d_a = d_out[:, :, rows] @ v[:, :, keys].mT
-            d_scores = scale * a * (d_a - delta[:, :, rows])
+                p = p.masked_fill(~mask[:, :, rows, keys], 0)
+            d_p = d_out[:, :, rows] @ v[:, :, keys].mT
+            d_scores = scale * p * (d_p - delta[:, :, rows])
             d_q[:, :, rows] += d_scores @ k[:, :, keys]
             d_k[:, :, keys] += d_scores.mT @ q[:, :, rows]
-            d_v[:, :, keys] += a.mT @ d_out[:, :, rows]
+            d_v[:, :, keys] += p.mT @ d_out[:, :, rows]
     grads = d_q.to(dtype), d_k.to(dtype), d_v.to(dtype)
     if sinks is None:
         return grads
     # The weight of a sink; with neither a key nor a sink, 0 and not NaN.
-    a = (sinks[:, None] - lse).exp().nan_to_num(0.0)  # (B, H, T)
-    return *grads, -(a * delta[..., 0]).sum(dim=(0, 2)).to(sinks.dtype)
+    p = (sinks[:, None] - lse).exp().nan_to_num(0.0)  # (B, H, T)
+    return *grads, -(p * delta[..., 0]).sum(dim=(0, 2)).to(sinks.dtype)

@@ -46,7 +46,7 @@ def seen() -> Tensor:
     return torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
 
 
-def _attended(layer: DSA, x: Tensor) -> tuple[Tensor, ...]:
+def _dense_attention(layer: DSA, x: Tensor) -> tuple[Tensor, ...]:
     """What the indexer reads in dense attention, and attention's weights."""
     inputs: list[tuple[Tensor, ...]] = []
     weights: list[Tensor] = []
@@ -86,10 +86,10 @@ def recalls() -> dict[str, list[float]]:
             tokens = kinds[torch.randint(KINDS, (count, TEXT))]
             return tokens + 0.1 * torch.randn_like(tokens)
 
-        *inputs, weights = _attended(layer, texts(16))
+        *inputs, weights = _dense_attention(layer, texts(16))
         best = recall(weights.sum(dim=1).topk(CHOSEN).indices, weights)
 
-        def reached() -> float:
+        def share_of_choice() -> float:
             x, c_q, at, mask = inputs
             with torch.no_grad():
                 k = layer.indexer.key(x, at)
@@ -101,12 +101,12 @@ def recalls() -> dict[str, list[float]]:
         for name, heads in (("all", slice(None)), ("first", slice(1))):
             layer.indexer.load_state_dict(untrained)
             torch.manual_seed(1)
-            runs = (_attended(layer, texts(4)) for _ in range(STEPS))
+            runs = (_dense_attention(layer, texts(4)) for _ in range(STEPS))
             batches = ((*inputs, weights[:, heads]) for *inputs, weights in runs)
-            curves[name] = [reached()]
+            curves[name] = [share_of_choice()]
             for step, _ in enumerate(warm_up(layer.indexer, batches, lr=0.03), start=1):
                 if step % STRIDE == 0:
-                    curves[name].append(reached())
+                    curves[name].append(share_of_choice())
         return curves
 
 

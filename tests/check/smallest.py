@@ -146,8 +146,8 @@ def shrink(case: str, variant: Variant) -> tuple[Sizes, float]:
     while shrinking:
         shrinking = False
         for fewer in smaller(sizes):
-            if (found := difference(case, fewer, variant)) > 0:
-                sizes, off, shrinking = fewer, found, True
+            if (difference_there := difference(case, fewer, variant)) > 0:
+                sizes, off, shrinking = fewer, difference_there, True
                 break
     return sizes, off
 
@@ -189,7 +189,7 @@ def variants(id: str) -> dict[str, Variant]:
     return result
 
 
-def found(id: str) -> dict[str, Any] | None:
+def search(id: str) -> dict[str, Any] | None:
     """What smallest.json says of a mistake, if a case shows it."""
     results = []
     for case, variant in variants(id).items():
@@ -201,14 +201,14 @@ def found(id: str) -> dict[str, Any] | None:
     return {"case": case, "off": float(f"{off:.2g}"), "sizes": sizes}
 
 
-def recorded() -> dict[str, dict[str, Any]]:
+def read_record() -> dict[str, dict[str, Any]]:
     return dict(json.loads(RECORD.read_text(encoding="utf-8")))
 
 
 def main(ids: list[str]) -> None:
-    record = {id: found(id) for id in ids or catalogue()}
+    record = {id: search(id) for id in ids or catalogue()}
     if ids:
-        record = recorded() | record
+        record = read_record() | record
     rows = (
         f"{json.dumps(id)}: {json.dumps(record[id])}"
         for id in catalogue()

@@ -5,7 +5,7 @@ import pytest
 from attnref.judge.catalogue import catalogue
 from tests.check import smallest
 
-RECORD = smallest.recorded()
+RECORD = smallest.read_record()
 SAMPLE = [*RECORD][::12]
 
 
