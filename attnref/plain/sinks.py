@@ -10,10 +10,12 @@ def attention_with_sinks(q, k, v, sinks, mask=None):
     """q (B, H, T, D), k (B, H, S, D), v (B, H, S, Dv), sinks (H,)."""
     scores = q @ k.mT / q.shape[-1] ** 0.5  # (B, H, T, S)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, S)
+        scores = scores.masked_fill(~mask.expand_as(scores), -torch.inf)
     B, H, T, S = scores.shape
     sink = sinks.view(H, 1, 1).expand(B, H, T, 1)  # (B, H, T, 1)
-    weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1).nan_to_num(0.0)
+    scores = torch.cat((scores, sink), dim=-1)  # (B, H, T, S + 1)
+    weights = scores.softmax(dim=-1)  # (B, H, T, S + 1)
+    weights = weights.nan_to_num(0.0)  # (B, H, T, S + 1); a sink of -inf
     return weights[..., :S].to(v.dtype) @ v  # (B, H, T, Dv)
 
 

@@ -331,6 +331,16 @@ def split_sinks(p):
     return (core,)
 
 
+def without_sinks(p):
+    """Attention with a sink of -inf, which takes no weight."""
+
+    def core(q, k, v, mask=None):
+        sinks = q.new_full((q.shape[1],), -torch.inf)
+        return p.sinks.attention_with_sinks(q, k, v, sinks, mask)
+
+    return (core,)
+
+
 def norms(p):
     """The norm of heads, with given weights."""
 
@@ -428,6 +438,16 @@ def frequencies(p):
         lambda kind, *args: kinds[kind].slowed(*args),
         lambda: kinds["yarn"].table_scale,
     )
+
+
+def unscaled_rope(p):
+    """RoPE by the frequencies that scaling begins with."""
+
+    def rope(x, positions):
+        f = p.scaling.frequencies(x.shape[-1], 5e5)
+        return p.scaling.rotate(x, positions, f)
+
+    return rope, 5e5
 
 
 def plain_frequencies(p):
@@ -847,6 +867,7 @@ SUITES = {
     "plain.sinks": (
         (has.sinks_take_weight, lambda p: (p.sinks.attention_with_sinks,)),
         (has.first_tokens_are_kept, lambda p: (p.sinks.streaming_mask,)),
+        (has.far_scores, without_sinks),
     ),
     "core.merge": ((has.sinks_take_weight, split_sinks),),
     "plain.alibi": (
@@ -893,7 +914,10 @@ SUITES = {
         (has.longer_text_is_read_again, outgrown),
     ),
     "core.scaling": ((has.frequencies_are_as_published, frequencies),),
-    "plain.scaling": ((has.frequencies_are_as_published, plain_frequencies),),
+    "plain.scaling": (
+        (has.frequencies_are_as_published, plain_frequencies),
+        (has.rope_is_as_published, unscaled_rope),
+    ),
     "plain.window": ((has.is_window, window_rows),),
     "plain.ring": (
         (has.ring_is_a_window, lambda p: (p.ring.RingKVCache, p.ring.sees)),

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+from contextlib import suppress
 from itertools import product
 
 import pytest
@@ -17,6 +18,47 @@ from tests.kit import sampled
 CASES = vectors.cases()
 # Added to a score in half precision, -1e9 leaves nothing of the score.
 SAME_IN_HALF = {"mask-minus-1e9-added", "mask-minus-1e9"}
+CAUSAL = {
+    "causal-sees-next",
+    "causal-top-left",
+    "causal-upside-down",
+    "causal-without-itself",
+    "mask-inverted",
+}
+# Mistakes of the simpler case in whose lines a case has other code.
+OTHER_CODE = {
+    "gpt-oss-full": {"weights-transposed"},
+    "gpt-oss-sliding": {"weights-transposed"},
+    "online-softmax": {"softmax-over-queries"},
+    "rope-interleaved": {"rope-other-layout", "rope-mixed-layouts"},
+    "deepseek-v3": {"rope-mixed-layouts"},
+    "mask-padding": CAUSAL,
+    "mask-document": CAUSAL,
+    "mask-streaming": CAUSAL,
+}
+MASKED_BY_A_WINDOW = {
+    "cache-prefill-unmasked",
+    "causal-in-training-only",
+    "not-causal",
+}
+# Mistakes that a case, or any, may have without another output: dropout is
+# drawn, and the rest is smaller than a rounding or needs what the case lacks.
+SILENT = {
+    "": {
+        "dropout-in-evaluation",
+        "flash-mask-of-a-finite-number",
+        "rope-half-precision",
+    },
+    "dsa-cached": {"keys-and-values-exchanged"},  # one tensor is both
+    "flash-masked": {"flash-filled-keys-weigh"},  # the output is NaN
+    "gemma-3-sliding": MASKED_BY_A_WINDOW,
+    "gpt-oss-sliding": MASKED_BY_A_WINDOW,
+    "gqa-long": {"batch-and-heads-swapped"},  # one sequence
+    "mistral": MASKED_BY_A_WINDOW,
+    "mla-cached": {"keys-and-values-exchanged"},
+    "qwen3.5-full": {"scale-of-the-padded-width"},  # needs no padding
+    "sdpa-long": {"softmax-epsilon"},
+}
 QUICK_CASES = (
     "softmax-hidden",
     "mask-window",
@@ -135,6 +177,36 @@ def test_in_each_dtype_outputs_have_their_name_or_it_is_said_to_hide(name):
                 assert {*about["mistakes"][way]} <= {
                     *result["indistinguishable"]
                 }
+
+
+@pytest.mark.parametrize(
+    "name", sampled([x for x in CASES if vectors.simpler(x)], QUICK_CASES)
+)
+@torch.no_grad()
+def test_a_case_has_the_mistakes_of_the_simpler_one(name):
+    """Or they raise an error in it, or are known to change nothing there."""
+    ids, simpler_ids = (
+        {id for ids in about["mistakes"].values() for id in ids}
+        for _, about in map(vectors.compute, (name, vectors.simpler(name)))
+    )
+    inputs, p = dict[str, torch.Tensor](), Plain()
+    vectors.run_case(name, p, inputs)
+    modules = vectors.modules_of(p)
+    with vectors.Steps(modules) as steps:
+        vectors.run_case(name, Plain(), inputs)
+    in_code, silent = set(), set()
+    for id, variant, record in vectors.mistakes_of(name, modules):
+        lines = {x for y in variant for x in catalogue.place_of(y)[-1:]}
+        if id not in simpler_ids - ids or not (
+            record or lines & steps.functions
+        ):
+            continue
+        in_code.add(id)
+        with suppress(Exception):
+            vectors.run_case(name, Plain(variant), inputs, record=record)
+            silent.add(id)
+    assert simpler_ids - ids - in_code <= OTHER_CODE.get(name, set())
+    assert silent <= SILENT.get(name, set()) | SILENT[""]
 
 
 @pytest.mark.parametrize("name", sampled(CASES, QUICK_CASES))
