@@ -29,10 +29,12 @@ EXCEPTIONS = {
 }
 
 # Pixels are those of these fonts, whatever others a machine has.
-STYLE = """body {
+FONTS = """body {
   --md-text-font-family: "Liberation Sans", "Noto Sans CJK SC" !important;
   --md-code-font-family: "Liberation Mono", "Noto Sans Mono CJK SC" !important;
 }"""
+# A height says how much there is to read, so lines have one length for it.
+LINES = ".md-typeset { --measure: 42rem !important; }"
 # 1440 px wide, before anything is opened.
 MEASURE = """() => {
   const style = document.head.appendChild(document.createElement('style'));
@@ -46,7 +48,7 @@ MEASURE = """() => {
       e.querySelector('code').textContent.trimEnd().split('\\n').length])};
   style.remove();
   return found;
-}""".replace("STYLE", STYLE)
+}""".replace("STYLE", FONTS + LINES)
 
 
 class Measure(NamedTuple):

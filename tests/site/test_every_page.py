@@ -361,7 +361,7 @@ def test_the_sheet_by_hand_has_two_pages(visit, address, fonts):
         pytest.skip("the sheet by hand is not printed: a font is not here")
     for root in ("", "zh/"):
         page = visit(f"{address}{root}learn/by-hand/")
-        page.add_style_tag(content=budget.STYLE)
+        page.add_style_tag(content=budget.FONTS)
         sides = "top", "right", "bottom", "left"
         paper = page.pdf(format="A4", margin=dict.fromkeys(sides, "12mm"))
         assert len(re.findall(rb"/Type /Page\b", paper)) == 2

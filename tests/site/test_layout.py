@@ -1,6 +1,8 @@
 """A calm page: its figure or tool is on the first screen, wide and on a phone,
 and its text has few sizes."""
 
+from statistics import median
+
 import pytest
 
 from sitekit import ROOT
@@ -39,7 +41,7 @@ def tops(chromium, address):
         for path in PAGES:
             root = "zh/" if path.is_relative_to(ROOT / "docs/zh") else ""
             page.goto(address + root + address_of(path))
-            page.add_style_tag(content=budget.STYLE)
+            page.add_style_tag(content=budget.FONTS)
             for width in SCREENS:
                 page.set_viewport_size({"width": width, "height": 900})
                 if top := page.evaluate(FIRST):
@@ -106,13 +108,45 @@ SIZES = """() => {
 )
 def test_a_page_has_few_sizes_of_text(chromium, address, path):
     with opened(chromium, address + path) as page:
-        page.add_style_tag(content=budget.STYLE)
+        page.add_style_tag(content=budget.FONTS)
         sizes = page.evaluate(SIZES)
         assert len(sizes) <= 8, sorted(sizes, key=float)
         assert min(map(float, sizes)) >= 12
     with opened(chromium, address + path, width=390) as page:
         title = page.locator("h1").evaluate("e => getComputedStyle(e).fontSize")
         assert 28 <= float(title.removesuffix("px")) <= 32
+
+
+# In a browser: how many letters each line of a paragraph has, but the last one.
+LETTERS = """() => {
+  const counts = [], range = document.createRange();
+  for (const e of document.querySelectorAll('.md-content__inner > p')) {
+    const words = document.createTreeWalker(e, NodeFilter.SHOW_TEXT);
+    if (e.querySelector('math, .math') || !e.checkVisibility()) continue;
+    for (let text, bottom = 0, n = 0; (text = words.nextNode());)
+      for (let i = 0; i < text.length; i++, n++) {
+        range.setStart(text, i);
+        range.setEnd(text, i + 1);
+        const box = range.getBoundingClientRect();
+        if (!box.height || box.bottom < bottom + 10) continue;
+        if (bottom) counts.push(n);
+        [bottom, n] = [box.bottom, 0];
+      }
+  }
+  return counts;
+}"""
+
+
+@pytest.mark.parametrize(
+    "path", ["layers/gqa/", "core/masks/", "caches/kv-cache/", "core/flash/"]
+)
+def test_a_line_has_at_most_some_80_letters(chromium, address, path):
+    with opened(chromium, address + path) as page:
+        page.add_style_tag(content=budget.FONTS)
+        counts = page.evaluate(LETTERS)
+        assert len(counts) > 9
+        assert 60 <= median(counts) <= 80
+        assert max(counts) <= 96  # many a narrow letter
 
 
 @pytest.mark.parametrize(
