@@ -21,6 +21,7 @@ from attnref.plain import (
     gqa,
     index_loss,
     llama,
+    low_bits,
     masks,
     mla,
     order,
@@ -113,6 +114,7 @@ def plain_functions():
     q, k = torch.randn(B, H, T, D), torch.randn(B, H, S, D)
     v, seen = torch.randn(B, H, S, DV), masks.window_mask(T, S, 3)
     attention(q, k, v, seen)
+    low_bits.attention_in_8_bits(q, k, v, seen)
     saved = flash.flash(q, k, v, seen)
     d_out = torch.randn(B, H, T, DV)
     flash.flash_backward(d_out, q, k, v, *saved, seen, torch.randn(H))
