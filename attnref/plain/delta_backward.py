@@ -11,13 +11,14 @@ def in_chunk(q, k, v, decay, beta, state):
 
     q, k (B, H, C, D), v (B, H, C, Dv), decay and beta (B, H, C, 1).
     """
-    lower = torch.ones_like(decay @ decay.mT).tril()  # (B, H, C, C)
-    between = (decay * lower.tril(-1)).cumsum(dim=-2)  # sums over (j, i]
+    C = k.shape[2]
+    lower = torch.ones(C, C, dtype=torch.bool, device=k.device).tril()
+    between = torch.where(lower.tril(-1), decay, 0).cumsum(dim=-2)  # (j, i]
     fade = between.exp() * lower  # (B, H, C, C)
     since = decay.cumsum(dim=-2).exp()  # (B, H, C, 1); from the state
     until = fade[..., -1:, :].mT  # (B, H, C, 1); to the end of the chunk
     read = since * (k @ state)  # (B, H, C, Dv); what the state has at k
-    system = torch.eye(k.shape[2]).to(k) + beta * (fade * (k @ k.mT)).tril(-1)
+    system = torch.eye(C).to(k) + beta * (fade * (k @ k.mT)).tril(-1)
     u = torch.linalg.solve_triangular(system, beta * (v - read), upper=False)
     last = since[..., -1:, :] * state + (until * k).mT @ u  # (B, H, D, Dv)
     return fade, since, until, read, system, u, last
@@ -39,7 +40,8 @@ def delta_backward(q, k, v, decay, beta, state, d_out, d_state, chunk=64):
     for parts, state, d_o in reversed([*steps]):
         *grads, d_state = chunk_backward(*parts, state, d_o, d_state)
         found.append(grads)
-    *rows, d_decay, d_beta = (torch.cat(x[::-1], 2) for x in zip(*found))
+    found = zip(*reversed(found), strict=True)
+    *rows, d_decay, d_beta = (torch.cat(parts, dim=2) for parts in found)
     return *rows, d_decay[..., 0], d_beta[..., 0], d_state
 
 
@@ -47,28 +49,28 @@ def chunk_backward(q, k, v, decay, beta, state, d_o, d_last):
     """Gradients of the inputs of one chunk, and of the state before it."""
     parts = in_chunk(q, k, v, decay, beta, state)
     fade, since, until, read, system, u, _ = parts
-    scores = fade * (q @ k.mT)  # (B, H, C, C)
-    d_scores = d_o @ u.mT  # (B, H, C, C); fade below makes it triangular
-    d_u = scores.mT @ d_o + until * (k @ d_last)  # (B, H, C, Dv)
-    d_new = torch.linalg.solve_triangular(system.mT, d_u, upper=True)
-    d_system = -(d_new @ u.mT).tril(-1)  # (B, H, C, C)
-    d_read = -beta * d_new  # (B, H, C, Dv)
+    alike, whole = k @ k.mT, since[..., -1:, :]
+    d_u = (fade * (q @ k.mT)).mT @ d_o + until * (k @ d_last)
+    d_b = torch.linalg.solve_triangular(system.mT, d_u, upper=True)
+    d_read = -beta * d_b  # (B, H, C, Dv)
+    d_fade = -(d_b @ u.mT).tril(-1)  # (B, H, C, C); of beta * fade * alike
+    d_alike = beta * fade * d_fade  # (B, H, C, C)
+    d_scores = fade * (d_o @ u.mT)  # (B, H, C, C); of q @ k.mT
+    d_until = u @ d_last.mT  # (B, H, C, D); of until * k
 
-    d_alike = beta * fade * d_system  # (B, H, C, C); of k @ k.mT
-    d_q = since * (d_o @ state.mT) + (fade * d_scores) @ k
-    d_k = (fade * d_scores).mT @ q + since * (d_read @ state.mT)
-    d_k = d_k + (d_alike + d_alike.mT) @ k + until * (u @ d_last.mT)
-    d_beta = ((v - read) * d_new).sum(-1, True)
-    d_beta = d_beta + (fade * (k @ k.mT) * d_system).sum(-1, True)
-    d_state = (since * q).mT @ d_o + (since * k).mT @ d_read
-    d_state = d_state + since[..., -1:, :] * d_last  # (B, H, D, Dv)
+    d_q = since * (d_o @ state.mT) + d_scores @ k  # (B, H, C, D)
+    d_k = d_scores.mT @ q + since * (d_read @ state.mT) + until * d_until
+    d_k = d_k + (d_alike + d_alike.mT) @ k  # (B, H, C, D)
+    d_beta = (v - read) * d_b  # (B, H, C, Dv)
+    d_beta = d_beta.sum(-1, True) + (fade * alike * d_fade).sum(-1, True)
+    d_state = (since * q).mT @ d_o + (since * k).mT @ d_read + whole * d_last
 
-    # Each decay t lies between all pairs j < t <= i, and after the state.
-    pairs = scores * d_scores + (k @ k.mT) * d_alike  # (B, H, C, C)
-    since_end = (until * k * (u @ d_last.mT)).sum(-1, True)  # (B, H, C, 1)
-    pairs[..., -1:, :] += since_end.mT  # from token j to the last
-    own = (since * (q @ state) * d_o + read * d_read).sum(-1, True)
-    own[..., -1:, :] += (since[..., -1:, :] * state * d_last).sum((-2, -1), True)
-    back = pairs.tril(-1).sum(-1, True) - pairs.tril(-1).sum(-2)[..., None] + own
-    d_decay = back.flip(-2).cumsum(-2).flip(-2)  # (B, H, C, 1); t and later
+    # Decay t stands in every fade from j < t to i >= t, and from the state.
+    pairs = (q @ k.mT) * d_scores + alike * d_alike  # (B, H, C, C)
+    pairs[..., -1:, :] += (until * k * d_until).sum(-1, True).mT
+    from_state = (since * (q @ state) * d_o + read * d_read).sum(-1, True)
+    from_state[..., -1, 0] += (whole * state * d_last).sum((-2, -1))
+    pairs = pairs.tril(-1)
+    ends = pairs.sum(-1, True) - pairs.sum(-2)[..., None] + from_state
+    d_decay = ends.flip(-2).cumsum(dim=-2).flip(-2)  # (B, H, C, 1)
     return d_q, d_k, -d_read, d_decay, d_beta, d_state

@@ -16,6 +16,7 @@ from attnref.judge.shapes import Tracer, comments
 from attnref.plain import (
     alibi,
     deepseek_v4,
+    delta_backward,
     dsa,
     flash,
     gqa,
@@ -205,6 +206,15 @@ def plain_index_loss():
     index_loss.recall(chosen, weights)
 
 
+def plain_delta_backward():
+    """One chunk of all tokens."""
+    q, k = torch.randn(2, B, H, T, D)
+    v, d_out = torch.randn(2, B, H, T, DV)
+    decay, beta = -torch.rand(B, H, T), torch.rand(B, H, T)
+    state = torch.randn(B, H, D, DV)
+    delta_backward.delta_backward(q, k, v, decay, beta, state, d_out, state)
+
+
 def plain_sparse_step():
     for layer in sparse():
         cache = dsa.KVCache(S)
@@ -281,6 +291,7 @@ PLAIN = {
     },  # one key of R + Dr for all heads
     plain_sparse: SPARSE,
     plain_index_loss: {"topk": 2},
+    plain_delta_backward: {"C": T},
     plain_sparse_step: SPARSE | {"T": 1},
 }
 
