@@ -194,7 +194,6 @@ def _losses() -> dict[str, float]:
 def trained() -> Iterator[Row]:
     """The same errors with keys and values of a model that was trained."""
     losses = _losses()
-    yield [BF16.name, *["–"] * len(LAYOUTS), f"{losses['bf16']:.3f}"]
     for name, form in FORMATS.items():
         errors = [
             sum(error(q, k, v, stored(k, v, form.code, way), m) for q, k, v, m in _trained()[2])
@@ -276,7 +275,6 @@ def latent() -> Iterator[Row]:
     per_channel = rounded(c[None], 4, TOKENS)[0]
     four = R // 2 + R // GROUP * 4
     ways: dict[str, tuple[int, Tensor, Tensor]] = {
-        "bf16": (2 * R + 2 * DR, c, key),
         "shipped": (R + 16 + 2 * DR, in_tiles(c, 128), key),
         "key8": (R + 16 + DR + 4, in_tiles(c, 128), in_tiles(key, DR)),
         "one": (R + DR, *both),
@@ -294,8 +292,7 @@ def latent() -> Iterator[Row]:
         got = scores(*parts)
         off = float((got - exact).square().mean().sqrt())
         out = relative(got.softmax(-1) @ parts[0], exact.softmax(-1) @ c)
-        errors = [f"{off:.3f}", f"{out:.3f}"] if off else ["–", "–"]
-        yield [Word(name), f"{n_bytes:,}", *errors]
+        yield [Word(name), f"{n_bytes:,}", f"{off:.3f}", f"{out:.3f}"]
 
 
 def low(
@@ -396,6 +393,7 @@ def numbers() -> dict[str, object]:
         "loss": _losses()["bf16"],
         "loss4": _losses()["bits4"],
         "loss2": _losses()["bits2"],
+        "of_latent": f"{2 * (R + DR):,}",
         "lost": _computed()["plain8"][2],
         "found": _computed()["flash3"][2],
         "spread": max(_spread(x) for _, k, v, _ in _trained()[2] for x in (k, v)),
