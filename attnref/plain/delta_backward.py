@@ -51,9 +51,9 @@ def chunk_backward(q, k, v, decay, beta, state, d_o, d_last):
     fade, since, until, read, system, u, _ = parts
     alike, whole = k @ k.mT, since[..., -1:, :]
     d_u = (fade * (q @ k.mT)).mT @ d_o + until * (k @ d_last)
-    d_b = torch.linalg.solve_triangular(system.mT, d_u, upper=True)
-    d_read = -beta * d_b  # (B, H, C, Dv)
-    d_fade = -(d_b @ u.mT).tril(-1)  # (B, H, C, C); of beta * fade * alike
+    d_right = torch.linalg.solve_triangular(system.mT, d_u, upper=True)
+    d_read = -beta * d_right  # (B, H, C, Dv)
+    d_fade = -(d_right @ u.mT).tril(-1)  # (B, H, C, C); of beta * fade * alike
     d_alike = beta * fade * d_fade  # (B, H, C, C)
     d_scores = fade * (d_o @ u.mT)  # (B, H, C, C); of q @ k.mT
     d_until = u @ d_last.mT  # (B, H, C, D); of until * k
@@ -61,7 +61,7 @@ def chunk_backward(q, k, v, decay, beta, state, d_o, d_last):
     d_q = since * (d_o @ state.mT) + d_scores @ k  # (B, H, C, D)
     d_k = d_scores.mT @ q + since * (d_read @ state.mT) + until * d_until
     d_k = d_k + (d_alike + d_alike.mT) @ k  # (B, H, C, D)
-    d_beta = (v - read) * d_b  # (B, H, C, Dv)
+    d_beta = (v - read) * d_right  # (B, H, C, Dv)
     d_beta = d_beta.sum(-1, True) + (fade * alike * d_fade).sum(-1, True)
     d_state = (since * q).mT @ d_o + (since * k).mT @ d_read + whole * d_last
 
