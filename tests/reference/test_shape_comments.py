@@ -206,13 +206,18 @@ def plain_index_loss():
     index_loss.recall(chosen, weights)
 
 
+CHUNK = 101
+
+
 def plain_delta_backward():
-    """One chunk of all tokens."""
-    q, k = torch.randn(2, B, H, T, D)
-    v, d_out = torch.randn(2, B, H, T, DV)
-    decay, beta = -torch.rand(B, H, T), torch.rand(B, H, T)
+    """Two whole chunks."""
+    n = 2 * CHUNK
+    q, k = torch.randn(2, B, H, n, D)
+    v, d_out = torch.randn(2, B, H, n, DV)
+    decay, beta = -torch.rand(B, H, n), torch.rand(B, H, n)
     state = torch.randn(B, H, D, DV)
-    delta_backward.delta_backward(q, k, v, decay, beta, state, d_out, state)
+    inputs = q, k, v, decay, beta, state
+    delta_backward.delta_backward(*inputs, d_out, state, chunk=CHUNK)
 
 
 def plain_sparse_step():
@@ -291,7 +296,7 @@ PLAIN = {
     },  # one key of R + Dr for all heads
     plain_sparse: SPARSE,
     plain_index_loss: {"topk": 2},
-    plain_delta_backward: {"C": T},
+    plain_delta_backward: {"C": CHUNK},
     plain_sparse_step: SPARSE | {"T": 1},
 }
 
