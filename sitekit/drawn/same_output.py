@@ -1,8 +1,6 @@
 """How much the output differs between two ways to compute it, by dtype: by
 rounding, by typical bugs, and not at all where sums keep their order."""
 
-import json
-from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -18,25 +16,15 @@ from attnref.core.fused import fused
 from attnref.core.masks import causal_mask, padding_mask
 from attnref.core.merge import split_kv
 from attnref.core.sdpa import sdpa
-from attnref.layers.block import Block, Decoder
+from attnref.layers.block import Decoder
 from attnref.layers.gated_delta import GatedDeltaNet
-from attnref.layers.gqa import GroupedQueryAttention
 from sitekit.drawing.recorder import Recorder
 from sitekit.drawn.quantised import rounded
-from sitekit.drawn.trained import RECORD
+from sitekit.drawn.trained import decoder, trained_decoder
 from sitekit.markdown.render import Row, Word
 
 DTYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16
 MISSING = 0, 3, 7  # tokens by which the rows of a padded batch are shorter
-
-
-def decoder(n_layers: int, n_tokens: int, theta: float, **sizes: Any) -> Decoder:
-    E = sizes["d_model"]
-    layers = [
-        GroupedQueryAttention(**sizes, rope_theta=theta, attend=fused) for _ in range(n_layers)
-    ]
-    blocks = [Block(layer, d_model=E, d_ff=2 * E) for layer in layers]
-    return Decoder(blocks, d_model=E, n_tokens=n_tokens).eval()
 
 
 def _random(n_recurrent: int = 0) -> tuple[Decoder, Tensor]:
@@ -57,21 +45,8 @@ def _random(n_recurrent: int = 0) -> tuple[Decoder, Tensor]:
 
 def trained() -> tuple[Decoder, Tensor]:
     """The two layers of the page learn/trained, and rows that repeat eight
-    symbols: 64 wide, without a feed-forward network."""
-    sizes = {"d_model": 64, "n_heads": 2, "n_kv_heads": 2}
-    model = decoder(2, 16, 10.0, **sizes)
-    stored = bytearray(b64decode(json.loads(RECORD.read_text())["parameters"]))
-    numbers = torch.frombuffer(stored, dtype=torch.bfloat16).float()
-    blocks: Any = model.layers
-    parts: list[Any] = [model.embed_tokens]
-    for block in blocks:
-        layer = block.self_attn
-        parts += [layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj]
-        torch.nn.init.zeros_(block.mlp.down_proj.weight)  # it adds nothing
-    parts += [block.input_layernorm for block in blocks]
-    parts += [model.norm, model.lm_head]
-    weights = [part.weight for part in parts]
-    torch.nn.utils.vector_to_parameters(numbers, weights)
+    symbols."""
+    model = trained_decoder()
     words = torch.rand(8, 16).argsort(dim=1)[:, :8]
     return model, words.repeat(1, 3)
 

@@ -9,9 +9,13 @@ from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from attnref.core.fused import fused
+from attnref.layers.block import Block, Decoder
+from attnref.layers.gqa import GroupedQueryAttention
 from sitekit.drawing import plots, svg
 from sitekit.drawing.plots import Plot
 from sitekit.markdown.render import Row, Word
@@ -111,11 +115,43 @@ PITCH, SQUARE = 11, 10  # px: of the squares of a head
 CELLS = 35  # px: where the squares begin, on both axes
 
 
+def decoder(n_layers: int, n_tokens: int, theta: float, **sizes: Any) -> Decoder:
+    E = sizes["d_model"]
+    layers = [
+        GroupedQueryAttention(**sizes, rope_theta=theta, attend=fused) for _ in range(n_layers)
+    ]
+    blocks = [Block(layer, d_model=E, d_ff=2 * E) for layer in layers]
+    return Decoder(blocks, d_model=E, n_tokens=n_tokens).eval()
+
+
+def trained_decoder() -> Decoder:
+    """The right model as a decoder of this package: its two layers of attention,
+    without a feed-forward network."""
+    model = decoder(2, 16, 10.0, d_model=64, n_heads=2, n_kv_heads=2)
+    stored = bytearray(b64decode(_parameters()))
+    numbers = torch.frombuffer(stored, dtype=torch.bfloat16).float()
+    blocks: Any = model.layers
+    parts: list[Any] = [model.embed_tokens]
+    for block in blocks:
+        layer = block.self_attn
+        parts += [layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj]
+        torch.nn.init.zeros_(block.mlp.down_proj.weight)  # it adds nothing
+    parts += [block.input_layernorm for block in blocks]
+    parts += [model.norm, model.lm_head]
+    weights = [part.weight for part in parts]
+    torch.nn.utils.vector_to_parameters(numbers, weights)
+    return model
+
+
+def _parameters() -> str:
+    parameters: str = json.loads(RECORD.read_text(encoding="utf-8"))["parameters"]
+    return parameters
+
+
 def script() -> str:
     """assets/weights.js: the parameters of the right model. All lower bytes
     stand before all upper ones, which are alike: it travels compressed."""
-    parameters = json.loads(RECORD.read_text(encoding="utf-8"))["parameters"]
-    raw = b64decode(parameters)
+    raw = b64decode(_parameters())
     split = b64encode(raw[::2] + raw[1::2]).decode()
     return f'const trainedWeights = "{split}";\n'
 

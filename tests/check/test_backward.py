@@ -31,6 +31,13 @@ LATE = """    if mask is not None:
     weights = softmax(scores)
     return einsum("bhts,bshd->bthd", weights, v)
 """
+EVERY = """    every = scores
+    if mask is not None:
+        scores = torch.where(mask, scores, -torch.inf)
+    lse = scores.logsumexp(-1, keepdim=True)
+    every = (every - lse).exp().nan_to_num(0.0, posinf=0.0)
+    return Early.apply(q, k, v, every, softmax(scores))
+"""
 CHOICE = "    return attention(*heads, chosen.unsqueeze(1)).transpose(1, 2)"
 CHOICE += ".to(v.dtype)\n"
 SOFT = """    shown = wants.softmax(-1).where(chosen, 0).sum(-1)
@@ -42,6 +49,11 @@ HEADS = "    heads = attention(q, k[:, :, reads], v[:, :, reads], mask)\n"
 FIRST = """    one = torch.arange(n_heads) % (n_heads // n_kv_heads) == 0
     k, v = (y[:, :, reads] for y in (k, v))
     k, v = (y.where(one[:, None], y.detach()) for y in (k, v))
+    heads = attention(q, k, v, mask)
+"""
+MEAN = """    k, v = (y[:, :, reads] for y in (k, v))
+    n = n_heads // n_kv_heads
+    k, v = (y.detach() + (y - y.detach()) / n for y in (k, v))
     heads = attention(q, k, v, mask)
 """
 PAIR = "    pair = pair * torch.polar(torch.ones_like(angle), angle)\n"
@@ -66,12 +78,14 @@ SLIPS = {
         ('"bhvd,bh->bhvd", state', '"bhvd,bh->bhvd", state.detach()'),
     ),
     "backward-group-not-summed": ("gqa", (HEADS, FIRST)),
+    "backward-groups-mixed": ("gqa", (HEADS, MEAN)),
     "backward-rope-turns-on": ("rope", (PAIR, ON)),
     "backward-sinks": (
         "sinks",
         (COLUMN, COLUMN.replace("sinks.", "sinks.detach().")),
     ),
     "backward-lse-before-mask": ("sdpa", (LATE, EARLY)),
+    "backward-without-mask": ("sdpa", (LATE, EVERY)),
     "backward-norm-by-parts": ("order", (SIZE, f"{SIZE}.detach()")),
     "backward-weights-of-parts": (
         "merge",
@@ -105,6 +119,11 @@ class Early(torch.autograd.Function):
         return dq, dk, torch.einsum("bhts,bthd->bshd", early, d_out), None, None
 
 
+# A solution may return a log-sum-exp without a graph, as PyTorch's own kernel
+# does: only known answers ask for its gradient.
+UNASKED = "backward-without-lse"
+
+
 def with_slip(id):
     name, *lines = SLIPS[id]
     functions = replace_lines(*lines)
@@ -116,7 +135,7 @@ TASK = {"sinks": "attention_with_sinks", "order": "todays_heads"}
 
 
 def test_each_mistake_of_the_backward_pass_has_a_slip():
-    assert {*SLIPS} == {*backward()}
+    assert {*SLIPS, UNASKED} == {*backward()}
 
 
 @pytest.mark.parametrize("id", SLIPS)
@@ -143,10 +162,11 @@ def naming(exercise):
 # one element, values that no input gives, and functions that nothing asks for.
 NO_EFFECT = {
     "softmax": ("backward-scale", "backward-keys-detached"),
-    "mha": ("backward-group-not-summed",),
-    "mha_cached": ("backward-group-not-summed",),
+    "mha": ("backward-group-not-summed", "backward-groups-mixed"),
+    "mha_cached": ("backward-group-not-summed", "backward-groups-mixed"),
     "kv_cache": ("backward-earlier-calls-detached",),
     "scaling": ("backward-rope-turns-on",),
+    "flash": (UNASKED,),
 }
 
 

@@ -1,15 +1,19 @@
-"""What a reader of a known answer writes: NumPy, without torch."""
+"""What a reader of a known answer writes: NumPy, or JAX, without torch."""
 
 import json
 import re
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from io import BytesIO
 
 import numpy as np
 import pytest
+import torch
 
+from attnref.commands import match
+from attnref.judge import vectors
 from attnref.words import Text
 from sitekit import ROOT, answers
 from sitekit.drawn import known_answers
@@ -127,3 +131,73 @@ def test_the_reader_runs_as_copied_without_torch(files):
     assert json.loads((files / "index.json").read_text())["cases"].keys() == {
         "gqa"
     }
+
+
+@pytest.fixture
+def jax():
+    """JAX, and the port of the page written in it: `np` is jax.numpy."""
+    jax = pytest.importorskip("jax")
+    text = sections((ROOT / "tests/check/numpy_port.py").read_text())
+    space = {"np": jax.numpy}
+    exec(text["port"] + text["backward"], space)
+    return jax, space
+
+
+def repeated(jax, x, G):
+    return x.repeat(G, axis=1)
+
+
+def tiled(jax, x, G):
+    return jax.numpy.tile(x, (1, G, 1, 1))
+
+
+def one_of_a_group(jax, x, G):
+    """Repeated, and only the first query head of a group has a gradient."""
+    x = x.repeat(G, axis=1)
+    first = (jax.numpy.arange(x.shape[1]) % G == 0)[:, None, None]
+    return jax.numpy.where(first, x, jax.lax.stop_gradient(x))
+
+
+@pytest.mark.audit  # JAX takes long to compile, and few machines have it
+@pytest.mark.parametrize(
+    ("share", "output", "gradients"),
+    [
+        (repeated, "right", "right"),
+        (tiled, "groups-tiled", "unknown"),  # of another function
+        (one_of_a_group, "right", "mistake"),
+    ],
+)
+def test_the_port_in_jax_has_the_gradients_of_the_file(
+    jax, files, share, output, gradients
+):
+    """Its own, by `vjp`, with respect to all inputs and weights at once."""
+    jax, port = jax
+    tensors, about = read(files / "gqa.safetensors")
+    names = [x for x in tensors if x.startswith(("input/x", "weight/"))]
+
+    def run(values):
+        given = tensors | dict(zip(names, values, strict=True))
+        return port["gqa"](given, about["given"], partial(share, jax))
+
+    out, pull = jax.vjp(run, [jax.numpy.asarray(tensors[x]) for x in names])
+    assert compare(np.asarray(out), tensors, about) == output
+    (found,) = pull(jax.numpy.asarray(tensors["cotangent"]))
+    mine = {
+        f"gradient/{name.split('/')[1]}": torch.from_numpy(np.array(x))
+        for name, x in zip(names, found, strict=True)
+    }
+    case = match.case_of(str(files / "gqa.safetensors"))
+    result = match.gradients_of(mine, *case)
+    assert result["is"] == gradients, result
+    if gradients == "mistake":
+        assert result["mistakes"][0] == "backward-group-not-summed"
+
+
+@pytest.mark.audit
+def test_the_backward_pass_in_jax_is_right(jax):
+    _, port = jax
+    tensors, about = vectors.compute("sdpa-masked")
+    arrays = {x: y.numpy() for x, y in tensors.items()}
+    found = port["attention_gradients"](arrays)
+    mine = {x: torch.from_numpy(np.array(y)) for x, y in found.items()}
+    assert match.gradients_of(mine, tensors, about)["is"] == "right"

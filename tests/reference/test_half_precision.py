@@ -271,7 +271,7 @@ def test_several_ranks_round_late_tokens_as_early_ones(case):
 # sent, a single token, a loss, and bits of which rounding is the subject; or
 # what MQA does.
 WITHOUT = {"masks", "kv_cache", "paged", "sample", "quantised", "mha_cached"}
-WITHOUT |= {"ranks", "index_loss"}
+WITHOUT |= {"ranks", "index_loss", "low_bits", "delta_backward"}
 
 
 def test_each_plain_form_is_tried():

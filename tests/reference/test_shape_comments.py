@@ -16,11 +16,13 @@ from attnref.judge.shapes import Tracer, comments
 from attnref.plain import (
     alibi,
     deepseek_v4,
+    delta_backward,
     dsa,
     flash,
     gqa,
     index_loss,
     llama,
+    low_bits,
     masks,
     mla,
     order,
@@ -113,6 +115,7 @@ def plain_functions():
     q, k = torch.randn(B, H, T, D), torch.randn(B, H, S, D)
     v, seen = torch.randn(B, H, S, DV), masks.window_mask(T, S, 3)
     attention(q, k, v, seen)
+    low_bits.attention_in_8_bits(q, k, v, seen)
     saved = flash.flash(q, k, v, seen)
     d_out = torch.randn(B, H, T, DV)
     flash.flash_backward(d_out, q, k, v, *saved, seen, torch.randn(H))
@@ -203,6 +206,20 @@ def plain_index_loss():
     index_loss.recall(chosen, weights)
 
 
+CHUNK = 101
+
+
+def plain_delta_backward():
+    """Two whole chunks."""
+    n = 2 * CHUNK
+    q, k = torch.randn(2, B, H, n, D)
+    v, d_out = torch.randn(2, B, H, n, DV)
+    decay, beta = -torch.rand(B, H, n), torch.rand(B, H, n)
+    state = torch.randn(B, H, D, DV)
+    inputs = q, k, v, decay, beta, state
+    delta_backward.delta_backward(*inputs, d_out, state, chunk=CHUNK)
+
+
 def plain_sparse_step():
     for layer in sparse():
         cache = dsa.KVCache(S)
@@ -279,6 +296,7 @@ PLAIN = {
     },  # one key of R + Dr for all heads
     plain_sparse: SPARSE,
     plain_index_loss: {"topk": 2},
+    plain_delta_backward: {"C": CHUNK},
     plain_sparse_step: SPARSE | {"T": 1},
 }
 

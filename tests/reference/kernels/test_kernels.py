@@ -49,6 +49,10 @@ CORE = Core(
     device=DEVICE,
     package="triton",
 )
+# The others are no cores: `decode` takes one query per sequence, and lengths or
+# a block table where a core takes a mask; the cache of `mla_decode` has neither
+# keys nor values, and its output no value matrix yet; `gated_delta` has no
+# scores to mask.
 EACH = [(x, check) for x, checks in CHECKS.items() for check in checks]
 QUICK = {
     "flash causal-top-left",

@@ -30,6 +30,7 @@ from attnref.plain import (
 from attnref.plain import scaling as scaled
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
+from attnref.plain.delta_backward import delta_backward
 from attnref.plain.dsa import DSA
 from attnref.plain.flash import flash, flash_backward
 from attnref.plain.index_loss import index_loss, recall, warm_up
@@ -741,6 +742,46 @@ def test_the_loss_of_an_indexer_is_torchs_divergence():
     (grad,) = torch.autograd.grad(loss, scores)
     assert grad.isfinite().all() and (grad[hidden] == 0).all()
     assert index_loss(weights.mean(1).log(), weights) < 1e-12
+
+
+@pytest.mark.parametrize("T", [1, 8, 13])
+@pytest.mark.parametrize("strength", [1e-3, 1.0, 40.0])
+@pytest.mark.parametrize("same", [0, 5])
+def test_gradients_of_the_delta_rule_by_chunks_are_those_of_autograd(
+    T, strength, same
+):
+    """Slow and strong decay; keys that differ, and keys nearly alike."""
+    q, k, v = tokens(B, H, T, D), tokens(B, H, T, D), tokens(B, H, T, DV)
+    k = F.normalize(k + same, dim=-1)
+    decay, beta = -strength * tokens(B, H, T).exp(), tokens(B, H, T).sigmoid()
+    inputs = [q, k, v, decay, beta, tokens(B, H, D, DV)]
+    out, state = gated_delta.delta_rule(*(x.requires_grad_() for x in inputs))
+    above = torch.randn_like(out), torch.randn_like(state)
+    want = torch.autograd.grad((out, state), inputs, above)
+    for chunk in (1, 4, 5, 64):
+        with torch.no_grad():
+            got = delta_backward(*inputs, *above, chunk=chunk)
+        for ours, theirs in zip(got, want, strict=True):
+            equal(ours, theirs, 1e-10)
+
+
+def test_a_state_that_was_reset_has_no_gradient_beyond_it():
+    """A decay of -inf begins a new document."""
+    q, k = tokens(2, B, H, 7, D)
+    v, d_out = tokens(2, B, H, 7, DV)
+    decay, beta = tokens(B, H, 7).abs().neg(), tokens(B, H, 7).sigmoid()
+    decay[:, :, 3], d_out[:, :, :3] = -torch.inf, 0
+    state = tokens(B, H, D, DV)
+    inputs = q, k, v, decay, beta, state
+    whole = delta_backward(*inputs, d_out, state, chunk=4)
+    later = [x[:, :, 3:] for x in (*inputs[:5], d_out)]
+    later[3] = later[3].clone()
+    later[3][:, :, 0] = 0
+    part = delta_backward(*later[:5], 0 * state, later[5], state, chunk=4)
+    for name in range(3):
+        equal(whole[name][:, :, 3:], part[name], 1e-10)
+        assert not whole[name][:, :, :3].any()
+    assert not whole[5].any() and all(x.isfinite().all() for x in whole)
 
 
 def test_a_warm_up_trains_the_indexer_alone():
