@@ -38,9 +38,16 @@ def table(answers: "list[Answer]", language: str) -> str:
     from attnref.judge.conform import ABSENT, behaviours
 
     lines, absent = list[str](), list[str]()
+    # Of caches nothing is said if there is none; of attention neither.
+    of_caches = {
+        behaviours()[x.behaviour].call == "cache"
+        for x in answers
+        if x.answer != ABSENT
+    }
     for answer in answers:
         if answer.answer == ABSENT:
-            absent.append(answer.behaviour)
+            if (behaviours()[answer.behaviour].call == "cache") in of_caches:
+                absent.append(answer.behaviour)
             continue
         text = behaviours()[answer.behaviour].text
         line = f"{answer.behaviour}: {answer.answer}"

@@ -5,7 +5,8 @@ the names of its parameters. Each behaviour is one small input, and its possible
 answers are computed here in float64. Five conventions are settled first, and
 all later answers are computed in them. An output that is no answer, or one that
 is always a fault, is compared with those of the catalogued mistakes, which run
-in the plain forms.
+in the plain forms. A cache, the class `Cache` of an adapter, is compared with
+lists in many histories.
 """
 
 import importlib
@@ -25,12 +26,13 @@ from torch import Tensor
 
 from attnref.judge.catalogue import PLAIN, Plain, catalogue, place_of
 from attnref.judge.differences import largest, largest_difference
+from attnref.judge.histories import one_line, operations, shortest
 from attnref.words import Text, message
 
 OPTIONS = {"mask", "causal", "scale", "softcap", "sinks", "window", "dropout"}
 OPTIONS |= {"log_sum_exp"}
-# The functions of an adapter, and their first arguments. Only `attend` must be
-# there.
+# The functions of an adapter, and their first arguments. `attend` must be
+# there, or a class `Cache`.
 FUNCTIONS = {
     "attend": ("q", "k", "v"),
     "gradients": ("q", "k", "v", "cotangent"),
@@ -38,6 +40,7 @@ FUNCTIONS = {
 }
 ENGINES = "attnref.judge.engines"
 REFUSED, ABSENT, OTHER = "refused", "not-offered", "other"
+DIFFERS = "differs"  # a cache, from lists
 TOLERANCE = 2e-3  # of the largest element: engines compute in float32
 Answers = dict[str, Tensor]
 
@@ -158,9 +161,12 @@ class Engine:
         names = {**dict.fromkeys(FUNCTIONS), "attend": attend}
         found = {x: getattr(module, y or x, None) for x, y in names.items()}
         self.functions = {x: y for x, y in found.items() if callable(y)}
-        if "attend" not in self.functions:
+        self.cache = getattr(module, "Cache", None)
+        self.operations = operations(self.cache) if self.cache else set[str]()
+        if not (self.cache or "attend" in self.functions):
             raise ValueError(message("{} has no function {}", name, attend))
-        parameters = inspect.signature(self.functions["attend"]).parameters
+        function = self.functions.get("attend", lambda q, k, v: v)
+        parameters = inspect.signature(function).parameters
         every = inspect.Parameter.VAR_KEYWORD
         takes_all = any(x.kind == every for x in parameters.values())
         self.options = {x for x in OPTIONS if takes_all or x in parameters}
@@ -176,8 +182,14 @@ class Engine:
         self.arrays = next(filter(self._takes, kinds), kinds[0])
 
     def offers(self, behaviour: Behaviour) -> bool:
-        needs = self.options.issuperset(behaviour.needs)
-        return needs and behaviour.call in (*self.functions, "inputs")
+        call, options = behaviour.call, self.options
+        if call == "cache":
+            options = self.operations
+        elif call == "inputs":
+            call = "attend"
+        return options.issuperset(behaviour.needs) and (
+            call in self.functions or (call == "cache" and bool(self.cache))
+        )
 
     def _takes(self, arrays: str) -> bool:
         self.arrays, x = arrays, torch.ones(1, 1, 1, 2)
@@ -189,7 +201,7 @@ class Engine:
 
     def __call__(self, function: str, inputs: dict[str, Any]) -> list[Tensor]:
         arrays = {
-            name: self._array(x) if isinstance(x, Tensor) else x
+            name: self.array(x) if isinstance(x, Tensor) else x
             for name, x in inputs.items()
         }
         options = {**(self.blank if function == "attend" else {}), **arrays}
@@ -207,14 +219,10 @@ class Engine:
         )
         return outputs
 
-    def _array(self, x: Tensor) -> Any:
+    def array(self, x: Tensor) -> Any:
         return (
             x.clone() if self.arrays == "torch" else x.numpy().copy(order="K")
         )
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def as_tensor(output: Any) -> Tensor:
@@ -365,6 +373,9 @@ def ask(
         if engine.modified:
             return answer("modified"), ["input-modified"]
         return answer("unchanged"), []
+    if behaviour.call == "cache":
+        name, history = compared_with_lists(engine, behaviour)
+        return Answer(id, engine.name, name, None, page, history), []
     question = question_of(id, conventions)
     try:
         output = question.read(engine(behaviour.call, question.inputs))
@@ -376,6 +387,19 @@ def ask(
     off = message("off by {} of the largest element", f"{gap:.2g}")
     mistakes = mistakes_of(output, id, conventions)
     return answer(name, off if name == OTHER else ""), mistakes
+
+
+def compared_with_lists(
+    engine: Engine, behaviour: Behaviour
+) -> tuple[str, str]:
+    """Whether its cache is as lists are, and the shortest history if not."""
+    names = behaviour.needs or sorted(engine.operations - {"pads"})
+    found, refused = shortest(engine.cache, names, engine.array)
+    if found:
+        return DIFFERS, str(found)
+    if len(refused) == len(names):
+        return REFUSED, " ".join(refused.values())
+    return "right", ""
 
 
 def conform(engine: Engine) -> list[Answer]:
