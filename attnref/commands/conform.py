@@ -70,8 +70,9 @@ def listing() -> str:
 
 
 def run(options: argparse.Namespace) -> str:
-    from attnref.judge.conform import conform
+    from attnref.judge.conform import ABSENT, REFUSED, conform
 
+    useless = {ABSENT, REFUSED, "unchanged"}
     if options.stub:
         return write_stub(Path(options.stub))
     if not options.engine:
@@ -79,6 +80,11 @@ def run(options: argparse.Namespace) -> str:
     language = options.lang or language_of_locale()
     found = [engine for name in options.engine for engine in find(name)]
     results = {engine.name: conform(engine) for engine in found}
+    for name, answers in results.items():
+        refused = [x.detail for x in answers if x.answer == REFUSED]
+        if len(refused) > 1 and {x.answer for x in answers} <= useless:
+            text = "{} refuses every call: {}"
+            raise ValueError(message(text, name, refused[0]))
     if options.json:
         rows = [x.as_json() for answers in results.values() for x in answers]
         return json.dumps(rows, ensure_ascii=False, indent=1)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -58,6 +59,7 @@ class Conventions:
     polarity: str = "true-may-attend"
     alignment: str = "bottom-right"
     window: str = "W"
+    log_sum_exp: str = "natural"
     dtype: torch.dtype = torch.float64  # in which answers are computed
 
     def shared(self, x: Tensor, H: int) -> Tensor:
@@ -69,6 +71,8 @@ class Conventions:
 
     def bools(self, mask: Tensor) -> Tensor:
         """A mask, True = may attend, as the engine reads it."""
+        if self.polarity == "numbers":
+            return torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
         return mask if self.polarity == "true-may-attend" else ~mask
 
     def attend(
@@ -109,8 +113,9 @@ class Question(NamedTuple):
     """Inputs of one call, and its answers by name.
 
     `form` computes the output by plain forms that may have a mistake in them;
-    `faults` are answers which no convention explains; `read` takes from the
-    outputs what is compared.
+    `faults` are answers which no convention explains, and `named` those that
+    are a mistake of the catalogue; `read` takes from the outputs what is
+    compared.
     """
 
     inputs: dict[str, Any]
@@ -119,6 +124,7 @@ class Question(NamedTuple):
     faults: tuple[str, ...] = ()
     tolerance: float = TOLERANCE
     read: Callable[[list[Tensor]], Tensor] = first
+    named: dict[str, str] = {}  # noqa: RUF012  # mistakes by answer
 
 
 class Behaviour(NamedTuple):
@@ -302,21 +308,43 @@ FORMS = {
     f"{PLAIN}alibi": ("biased_attention",),
     f"{PLAIN}sinks": ("attention_with_sinks",),
 }
+TILED = {f"{PLAIN}flash": ("flash",)}
+TILES = 1, 2, 64  # an engine's own are not known; five keys fit into 64
+
+
+class Tiled:
+    """Plain forms whose attention is computed by tiles."""
+
+    def __init__(self, plain: Plain, tile: int) -> None:
+        self.plain, self.tile = plain, tile
+        self.attention = SimpleNamespace(attention=self.by_tiles)
+
+    def __getattr__(self, stem: str) -> Any:
+        return getattr(self.plain, stem)
+
+    def by_tiles(self, *tensors: Tensor | None) -> Tensor:
+        out, _ = self.plain.flash.flash(*tensors, tile=(self.tile,) * 2)
+        assert isinstance(out, Tensor)
+        return out
 
 
 @cache
-def wrong_forms() -> tuple[tuple[str, Plain], ...]:
-    """These plain forms with each mistake that the catalogue has in them."""
-    return tuple(
+def wrong_forms(tile: int | None = None) -> tuple[tuple[str, Any], ...]:
+    """The plain forms with each mistake that the catalogue has in them."""
+    functions = FORMS if tile is None else TILED
+    forms = tuple(
         (mistake.id, Plain(variant))
         for mistake in catalogue().values()
         for variant in mistake.variants
         if all(
             place_of(lines)[:1]
-            and place_of(lines)[0] in FORMS.get(lines.module, ())
+            and place_of(lines)[0] in functions.get(lines.module, ())
             for lines in variant
         )
     )
+    if tile is None:
+        return forms
+    return tuple((mistake, Tiled(plain, tile)) for mistake, plain in forms)
 
 
 @cache
@@ -329,7 +357,7 @@ def question_of(id: str, conventions: Conventions) -> Question:
 
 @cache
 def wrong_outputs(
-    id: str, conventions: Conventions
+    id: str, conventions: Conventions, tile: int | None = None
 ) -> tuple[tuple[str, Tensor], ...]:
     """What each mistake computes, in double precision and in single."""
     outputs = []
@@ -337,7 +365,7 @@ def wrong_outputs(
         form = question_of(id, replace(conventions, dtype=dtype)).form
         if form is None:
             return ()
-        for mistake, plain in wrong_forms():
+        for mistake, plain in wrong_forms(tile):
             try:
                 outputs.append((mistake, form(plain)))
             except Exception:  # these sizes do not fit into that mistake
@@ -345,11 +373,13 @@ def wrong_outputs(
     return tuple(outputs)
 
 
-def mistakes_of(output: Tensor, id: str, conventions: Conventions) -> list[str]:
+def mistakes_of(
+    output: Tensor, id: str, conventions: Conventions, tile: int | None
+) -> list[str]:
     """The catalogued mistakes whose output this is, the nearest first."""
     gaps = sorted(
         (distance(output, wrong), mistake)
-        for mistake, wrong in wrong_outputs(id, conventions)
+        for mistake, wrong in wrong_outputs(id, conventions, tile)
     )
     tolerance = question_of(id, conventions).tolerance
     near = [mistake for gap, mistake in gaps if gap <= tolerance]
@@ -357,9 +387,13 @@ def mistakes_of(output: Tensor, id: str, conventions: Conventions) -> list[str]:
 
 
 def ask(
-    engine: Engine, behaviour: Behaviour, conventions: Conventions
+    engine: Engine,
+    behaviour: Behaviour,
+    conventions: Conventions,
+    tile: int | None = None,
 ) -> tuple[Answer, list[str]]:
-    """The answer, and the mistakes that would give it."""
+    """The answer, and the mistakes that would give it: those of attention by
+    tiles of this size, or without one those of attention at once."""
     id, page = behaviour.id, behaviour.page
 
     def answer(name: str, detail: str = "") -> Answer:
@@ -382,10 +416,12 @@ def ask(
     except RefusalError as refusal:
         return answer(REFUSED, str(refusal)), []
     name, gap = nearest(output, question)
+    if name in question.named:
+        return answer(name), [question.named[name]]
     if name not in (OTHER, *question.faults):
         return answer(name), []
     off = message("off by {} of the largest element", f"{gap:.2g}")
-    mistakes = mistakes_of(output, id, conventions)
+    mistakes = mistakes_of(output, id, conventions, tile)
     return answer(name, off if name == OTHER else ""), mistakes
 
 
@@ -408,21 +444,42 @@ def conform(engine: Engine) -> list[Answer]:
     Several mistakes may have the same output; of these that one is named which
     explains most of the answers.
     """
-    conventions, rows = Conventions(), []
-    for behaviour in behaviours().values():
-        answer, mistakes = ask(engine, behaviour, conventions)
-        field = SETTLES.get(behaviour.id)
-        if field and answer.answer not in (ABSENT, REFUSED, OTHER):
-            choice: dict[str, Any] = {field: answer.answer}
-            conventions = replace(conventions, **choice)
-        rows.append((answer, mistakes))
-    explained = Counter(x for _, mistakes in rows for x in mistakes)
+    rows = answers_in_order(engine)
+    wrong = [n for n, row in enumerate(rows) if row[1].answer == OTHER]
+    for tile in TILES:
+        if wrong and not any(mistakes for *_, mistakes in rows):
+            for n in wrong:
+                behaviour = behaviours()[rows[n][1].behaviour]
+                asked = ask(engine, behaviour, rows[n][0], tile)
+                rows[n] = (rows[n][0], *asked)
+    explained = Counter(x for *_, mistakes in rows for x in mistakes)
     return [
         answer._replace(mistake=max(mistakes, key=explained.__getitem__))
         if mistakes
         else answer
-        for answer, mistakes in rows
+        for _, answer, mistakes in rows
     ]
+
+
+def answers_in_order(
+    engine: Engine,
+) -> list[tuple[Conventions, Answer, list[str]]]:
+    """In the conventions that the answers before have settled, each with the
+    mistakes that would give it."""
+    conventions, rows = Conventions(), []
+    for behaviour in behaviours().values():
+        answer, mistakes = ask(engine, behaviour, conventions)
+        rows.append((conventions, answer, mistakes))
+        field = SETTLES.get(behaviour.id)
+        unclear = mistakes or answer.answer in (ABSENT, REFUSED, OTHER)
+        if field and not unclear:
+            choice: dict[str, Any] = {field: answer.answer}
+            conventions = replace(conventions, **choice)
+        if field == "polarity" and answer.answer == REFUSED:
+            numbers = behaviours()["mask-of-numbers"]
+            if ask(engine, numbers, conventions)[0].answer == "added":
+                conventions = replace(conventions, polarity="numbers")
+    return rows
 
 
 # The behaviours that settle in which conventions the later ones are asked.
@@ -432,6 +489,7 @@ SETTLES = {
     "mask-polarity": "polarity",
     "alignment": "alignment",
     "window-count": "window",
+    "log-sum-exp": "log_sum_exp",
 }
 
 

@@ -18,7 +18,7 @@ B, K, D = 2, 3, 4
 ROOM = 32  # tokens of a history: a cache must have room for them
 N_HISTORIES, N_STEPS = 150, 16
 PAD = 500.0
-Valid = list[list[bool]]  # (B, T), False = a pad
+Valid = list[list[bool]]  # B rows of T; False = a pad
 History = list[tuple[str, Any]]  # of steps
 Array = Callable[[Tensor], Any]  # what the adapter computes with
 

@@ -3,7 +3,9 @@
 q is (B, H, T, D), k and v are (B, K, S, D), the output is (B, H, T, D): NumPy
 arrays, or torch tensors if this file imports torch. Delete the options that
 your engine does not have: they are not asked for. Raise an error for what it
-does not take: it is shown as refused.
+does not take: it is shown as refused. Inputs are float32, in three questions
+float16 and in one float64. An engine that refuses bools and adds numbers is
+asked with masks of 0 and -inf.
 """
 
 import torch
