@@ -1,6 +1,9 @@
 """Caches of engines, compared with lists: right ones pass, and of a wrong one
 the shortest history that shows it is printed."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +12,7 @@ import torch
 from transformers import cache_utils
 
 from attnref.judge import conform
+from sitekit import ROOT
 
 SLOTS, W = 32, 4
 
@@ -342,3 +346,36 @@ def test_of_a_wrong_cache_the_shortest_history_is_named(
     (answer,) = answers(kind, operation).values()
     assert answer.answer == "differs"
     assert answer.detail == f"{history}: {fault}"
+
+
+ADAPTER = """
+import torch
+
+
+class Cache:
+    def __init__(self):
+        self.k, self.v = torch.empty(2, 2, 3, 0, 4)
+
+    def append(self, k, v):
+        self.k, self.v = torch.cat((self.k, k), 2), torch.cat((self.v, v), 2)
+        return self.k, self.v
+
+    def reorder(self, rows):
+        self.k = self.k[rows]
+"""
+
+
+def test_pytest_prints_the_shortest_history(tmp_path):
+    (tmp_path / "my_cache.py").write_text(ADAPTER, encoding="utf-8")
+    options = "-q -p no:attnref -p attnref.judge.plugin -p no:xdist"
+    options += f" -c {os.devnull} --rootdir . --attnref my_cache.py"
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *options.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert "2 failed, 1 passed" in ran.stdout  # reorder, together; append
+    history = "append(1); reorder([1, 0]); append(1): row 0: the value of"
+    assert f"not as lists are: {history}" in ran.stdout
