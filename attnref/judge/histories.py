@@ -40,10 +40,12 @@ class Rows:
         for real in valid:
             self.number += len(real)
             numbers = range(self.number - len(real), self.number)
-            pairs = zip(numbers, real, strict=True)
-            new.append([n if is_real else PAD for n, is_real in pairs])
-        pairs = zip(self.rows, new, strict=True)
-        self.rows = [a + [x for x in b if x != PAD] for a, b in pairs]
+            both = zip(numbers, real, strict=True)
+            new.append([n if is_real else PAD for n, is_real in both])
+        self.rows = [
+            [*row, *(x for x in more if x != PAD)]
+            for row, more in zip(self.rows, new, strict=True)
+        ]
         return new
 
     def crop(self, length: int) -> None:
