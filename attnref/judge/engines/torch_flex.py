@@ -23,7 +23,9 @@ def attend(q, k, v, mask=None, scale=None, log_sum_exp=None):
         mask = torch.as_tensor(mask)
         if mask.is_floating_point():  # is read in a function of the caller
             bias = mask.expand(*q.shape[:3], k.shape[2])
-            add = lambda score, b, h, i, j: score + bias[b, h, i, j]  # noqa: E731
+
+            def add(score, b, h, i, j):
+                return score + bias[b, h, i, j]
         else:
             shown = block_mask(mask, q, k)
     result, aux = flex_attention(
