@@ -9,6 +9,7 @@ engine that was not run is not in the record.
 """
 
 import json
+import re
 import subprocess
 import sys
 from datetime import date
@@ -20,9 +21,9 @@ from tests.canary import environment, versions
 
 PLACE = ROOT / "build/engines"
 RECORD = ROOT / "sitekit/drawn/engines.json"
-# The library of each adapter; torch and transformers are those installed here.
-LIBRARY = {"mlx": "mlx-cpu"}
-INSTALLED = ("jax", "mlx-cpu", "onnx", "onnxruntime", "openvino", "keras")
+# torch and transformers are those installed here.
+INSTALLED = ("jax", "mlx[cpu]", "onnx", "onnxruntime", "openvino", "keras")
+INSTALLED += ("tinygrad",)
 ASK = """
 import json, sys
 from attnref.judge.conform import builtin, conform
@@ -45,8 +46,9 @@ def answers(python: str, engine: str) -> dict[str, list[str]] | None:
     }
 
 
-def library(engine: str) -> str:
-    return LIBRARY.get(engine) or engine.split("_")[0]
+def library(name: str) -> str:
+    """Of an engine, or of what is installed: torch_flex, mlx[cpu]."""
+    return name.split("_")[0].split("[")[0]
 
 
 def record(python: str) -> None:
@@ -55,12 +57,14 @@ def record(python: str) -> None:
     result: dict[str, Any] = {"date": str(date.today())}
     result |= {"versions": versions(python, names), "answers": found}
     text = json.dumps(result, ensure_ascii=False, indent=0)
+    # A line for each answer, so that a difference of records can be read.
+    text = re.sub(r"\[\n(.*)\n(.*)\n(.*)\n\]", r"[\1 \2 \3]", text)
     RECORD.write_text(f"{text}\n", encoding="utf-8")
 
 
 def main(newest: bool) -> None:
     old = json.loads(RECORD.read_text(encoding="utf-8"))["versions"]
-    pins = [f"{x}=={old[x]}" for x in INSTALLED]
+    pins = [f"{x}=={old[library(x)]}" for x in INSTALLED]
     record(environment(PLACE, *(INSTALLED if newest else pins)))
 
 

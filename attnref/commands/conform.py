@@ -38,9 +38,16 @@ def table(answers: "list[Answer]", language: str) -> str:
     from attnref.judge.conform import ABSENT, behaviours
 
     lines, absent = list[str](), list[str]()
+    # Of caches nothing is said if there is none; of attention neither.
+    of_caches = {
+        behaviours()[x.behaviour].call == "cache"
+        for x in answers
+        if x.answer != ABSENT
+    }
     for answer in answers:
         if answer.answer == ABSENT:
-            absent.append(answer.behaviour)
+            if (behaviours()[answer.behaviour].call == "cache") in of_caches:
+                absent.append(answer.behaviour)
             continue
         text = behaviours()[answer.behaviour].text
         line = f"{answer.behaviour}: {answer.answer}"
@@ -63,8 +70,9 @@ def listing() -> str:
 
 
 def run(options: argparse.Namespace) -> str:
-    from attnref.judge.conform import conform
+    from attnref.judge.conform import ABSENT, REFUSED, conform
 
+    useless = {ABSENT, REFUSED, "unchanged"}
     if options.stub:
         return write_stub(Path(options.stub))
     if not options.engine:
@@ -72,6 +80,11 @@ def run(options: argparse.Namespace) -> str:
     language = options.lang or language_of_locale()
     found = [engine for name in options.engine for engine in find(name)]
     results = {engine.name: conform(engine) for engine in found}
+    for name, answers in results.items():
+        refused = [x.detail for x in answers if x.answer == REFUSED]
+        if len(refused) > 1 and {x.answer for x in answers} <= useless:
+            text = "{} refuses every call: {}"
+            raise ValueError(message(text, name, refused[0]))
     if options.json:
         rows = [x.as_json() for answers in results.values() for x in answers]
         return json.dumps(rows, ensure_ascii=False, indent=1)

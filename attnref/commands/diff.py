@@ -19,7 +19,10 @@ def config_of(name: str) -> Config:
     if path.is_dir():
         path /= "config.json"
     if path.exists() or path.suffix == ".json":
-        return read_config(path)
+        try:
+            return read_config(path)
+        except ValueError as error:  # which of the two is it?
+            raise ValueError(f"{path}: {error}") from error
     id = find_model(name).id
     if id not in configs():
         raise ValueError(

@@ -5,7 +5,8 @@ the names of its parameters. Each behaviour is one small input, and its possible
 answers are computed here in float64. Five conventions are settled first, and
 all later answers are computed in them. An output that is no answer, or one that
 is always a fault, is compared with those of the catalogued mistakes, which run
-in the plain forms.
+in the plain forms. A cache, the class `Cache` of an adapter, is compared with
+lists in many histories.
 """
 
 import importlib
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,12 +27,13 @@ from torch import Tensor
 
 from attnref.judge.catalogue import PLAIN, Plain, catalogue, place_of
 from attnref.judge.differences import largest, largest_difference
+from attnref.judge.histories import one_line, operations, shortest
 from attnref.words import Text, message
 
 OPTIONS = {"mask", "causal", "scale", "softcap", "sinks", "window", "dropout"}
 OPTIONS |= {"log_sum_exp"}
-# The functions of an adapter, and their first arguments. Only `attend` must be
-# there.
+# The functions of an adapter, and their first arguments. `attend` must be
+# there, or a class `Cache`.
 FUNCTIONS = {
     "attend": ("q", "k", "v"),
     "gradients": ("q", "k", "v", "cotangent"),
@@ -38,6 +41,7 @@ FUNCTIONS = {
 }
 ENGINES = "attnref.judge.engines"
 REFUSED, ABSENT, OTHER = "refused", "not-offered", "other"
+DIFFERS = "differs"  # a cache, from lists
 TOLERANCE = 2e-3  # of the largest element: engines compute in float32
 Answers = dict[str, Tensor]
 
@@ -55,6 +59,7 @@ class Conventions:
     polarity: str = "true-may-attend"
     alignment: str = "bottom-right"
     window: str = "W"
+    log_sum_exp: str = "natural"
     dtype: torch.dtype = torch.float64  # in which answers are computed
 
     def shared(self, x: Tensor, H: int) -> Tensor:
@@ -66,6 +71,8 @@ class Conventions:
 
     def bools(self, mask: Tensor) -> Tensor:
         """A mask, True = may attend, as the engine reads it."""
+        if self.polarity == "numbers":
+            return torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
         return mask if self.polarity == "true-may-attend" else ~mask
 
     def attend(
@@ -106,8 +113,9 @@ class Question(NamedTuple):
     """Inputs of one call, and its answers by name.
 
     `form` computes the output by plain forms that may have a mistake in them;
-    `faults` are answers which no convention explains; `read` takes from the
-    outputs what is compared.
+    `faults` are answers which no convention explains, and `named` those that
+    are a mistake of the catalogue; `read` takes from the outputs what is
+    compared.
     """
 
     inputs: dict[str, Any]
@@ -116,6 +124,7 @@ class Question(NamedTuple):
     faults: tuple[str, ...] = ()
     tolerance: float = TOLERANCE
     read: Callable[[list[Tensor]], Tensor] = first
+    named: dict[str, str] = {}  # noqa: RUF012  # mistakes by answer
 
 
 class Behaviour(NamedTuple):
@@ -158,9 +167,12 @@ class Engine:
         names = {**dict.fromkeys(FUNCTIONS), "attend": attend}
         found = {x: getattr(module, y or x, None) for x, y in names.items()}
         self.functions = {x: y for x, y in found.items() if callable(y)}
-        if "attend" not in self.functions:
+        self.cache = getattr(module, "Cache", None)
+        self.operations = operations(self.cache) if self.cache else set[str]()
+        if not (self.cache or "attend" in self.functions):
             raise ValueError(message("{} has no function {}", name, attend))
-        parameters = inspect.signature(self.functions["attend"]).parameters
+        function = self.functions.get("attend", lambda q, k, v: v)
+        parameters = inspect.signature(function).parameters
         every = inspect.Parameter.VAR_KEYWORD
         takes_all = any(x.kind == every for x in parameters.values())
         self.options = {x for x in OPTIONS if takes_all or x in parameters}
@@ -176,8 +188,14 @@ class Engine:
         self.arrays = next(filter(self._takes, kinds), kinds[0])
 
     def offers(self, behaviour: Behaviour) -> bool:
-        needs = self.options.issuperset(behaviour.needs)
-        return needs and behaviour.call in (*self.functions, "inputs")
+        call, options = behaviour.call, self.options
+        if call == "cache":
+            options = self.operations
+        elif call == "inputs":
+            call = "attend"
+        return options.issuperset(behaviour.needs) and (
+            call in self.functions or (call == "cache" and bool(self.cache))
+        )
 
     def _takes(self, arrays: str) -> bool:
         self.arrays, x = arrays, torch.ones(1, 1, 1, 2)
@@ -189,7 +207,7 @@ class Engine:
 
     def __call__(self, function: str, inputs: dict[str, Any]) -> list[Tensor]:
         arrays = {
-            name: self._array(x) if isinstance(x, Tensor) else x
+            name: self.array(x) if isinstance(x, Tensor) else x
             for name, x in inputs.items()
         }
         options = {**(self.blank if function == "attend" else {}), **arrays}
@@ -207,14 +225,10 @@ class Engine:
         )
         return outputs
 
-    def _array(self, x: Tensor) -> Any:
+    def array(self, x: Tensor) -> Any:
         return (
             x.clone() if self.arrays == "torch" else x.numpy().copy(order="K")
         )
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def as_tensor(output: Any) -> Tensor:
@@ -294,21 +308,43 @@ FORMS = {
     f"{PLAIN}alibi": ("biased_attention",),
     f"{PLAIN}sinks": ("attention_with_sinks",),
 }
+TILED = {f"{PLAIN}flash": ("flash",)}
+TILES = 1, 2, 64  # an engine's own are not known; five keys fit into 64
+
+
+class Tiled:
+    """Plain forms whose attention is computed by tiles."""
+
+    def __init__(self, plain: Plain, tile: int) -> None:
+        self.plain, self.tile = plain, tile
+        self.attention = SimpleNamespace(attention=self.by_tiles)
+
+    def __getattr__(self, stem: str) -> Any:
+        return getattr(self.plain, stem)
+
+    def by_tiles(self, *tensors: Tensor | None) -> Tensor:
+        out, _ = self.plain.flash.flash(*tensors, tile=(self.tile,) * 2)
+        assert isinstance(out, Tensor)
+        return out
 
 
 @cache
-def wrong_forms() -> tuple[tuple[str, Plain], ...]:
-    """These plain forms with each mistake that the catalogue has in them."""
-    return tuple(
+def wrong_forms(tile: int | None = None) -> tuple[tuple[str, Any], ...]:
+    """The plain forms with each mistake that the catalogue has in them."""
+    functions = FORMS if tile is None else TILED
+    forms = tuple(
         (mistake.id, Plain(variant))
         for mistake in catalogue().values()
         for variant in mistake.variants
         if all(
             place_of(lines)[:1]
-            and place_of(lines)[0] in FORMS.get(lines.module, ())
+            and place_of(lines)[0] in functions.get(lines.module, ())
             for lines in variant
         )
     )
+    if tile is None:
+        return forms
+    return tuple((mistake, Tiled(plain, tile)) for mistake, plain in forms)
 
 
 @cache
@@ -321,7 +357,7 @@ def question_of(id: str, conventions: Conventions) -> Question:
 
 @cache
 def wrong_outputs(
-    id: str, conventions: Conventions
+    id: str, conventions: Conventions, tile: int | None = None
 ) -> tuple[tuple[str, Tensor], ...]:
     """What each mistake computes, in double precision and in single."""
     outputs = []
@@ -329,7 +365,7 @@ def wrong_outputs(
         form = question_of(id, replace(conventions, dtype=dtype)).form
         if form is None:
             return ()
-        for mistake, plain in wrong_forms():
+        for mistake, plain in wrong_forms(tile):
             try:
                 outputs.append((mistake, form(plain)))
             except Exception:  # these sizes do not fit into that mistake
@@ -337,11 +373,13 @@ def wrong_outputs(
     return tuple(outputs)
 
 
-def mistakes_of(output: Tensor, id: str, conventions: Conventions) -> list[str]:
+def mistakes_of(
+    output: Tensor, id: str, conventions: Conventions, tile: int | None
+) -> list[str]:
     """The catalogued mistakes whose output this is, the nearest first."""
     gaps = sorted(
         (distance(output, wrong), mistake)
-        for mistake, wrong in wrong_outputs(id, conventions)
+        for mistake, wrong in wrong_outputs(id, conventions, tile)
     )
     tolerance = question_of(id, conventions).tolerance
     near = [mistake for gap, mistake in gaps if gap <= tolerance]
@@ -349,9 +387,13 @@ def mistakes_of(output: Tensor, id: str, conventions: Conventions) -> list[str]:
 
 
 def ask(
-    engine: Engine, behaviour: Behaviour, conventions: Conventions
+    engine: Engine,
+    behaviour: Behaviour,
+    conventions: Conventions,
+    tile: int | None = None,
 ) -> tuple[Answer, list[str]]:
-    """The answer, and the mistakes that would give it."""
+    """The answer, and the mistakes that would give it: those of attention by
+    tiles of this size, or without one those of attention at once."""
     id, page = behaviour.id, behaviour.page
 
     def answer(name: str, detail: str = "") -> Answer:
@@ -365,17 +407,35 @@ def ask(
         if engine.modified:
             return answer("modified"), ["input-modified"]
         return answer("unchanged"), []
+    if behaviour.call == "cache":
+        name, history = compared_with_lists(engine, behaviour)
+        return Answer(id, engine.name, name, None, page, history), []
     question = question_of(id, conventions)
     try:
         output = question.read(engine(behaviour.call, question.inputs))
     except RefusalError as refusal:
         return answer(REFUSED, str(refusal)), []
     name, gap = nearest(output, question)
+    if name in question.named:
+        return answer(name), [question.named[name]]
     if name not in (OTHER, *question.faults):
         return answer(name), []
     off = message("off by {} of the largest element", f"{gap:.2g}")
-    mistakes = mistakes_of(output, id, conventions)
+    mistakes = mistakes_of(output, id, conventions, tile)
     return answer(name, off if name == OTHER else ""), mistakes
+
+
+def compared_with_lists(
+    engine: Engine, behaviour: Behaviour
+) -> tuple[str, str]:
+    """Whether its cache is as lists are, and the shortest history if not."""
+    names = behaviour.needs or sorted(engine.operations - {"pads"})
+    found, refused = shortest(engine.cache, names, engine.array)
+    if found:
+        return DIFFERS, str(found)
+    if len(refused) == len(names):
+        return REFUSED, " ".join(refused.values())
+    return "right", ""
 
 
 def conform(engine: Engine) -> list[Answer]:
@@ -384,21 +444,42 @@ def conform(engine: Engine) -> list[Answer]:
     Several mistakes may have the same output; of these that one is named which
     explains most of the answers.
     """
-    conventions, rows = Conventions(), []
-    for behaviour in behaviours().values():
-        answer, mistakes = ask(engine, behaviour, conventions)
-        field = SETTLES.get(behaviour.id)
-        if field and answer.answer not in (ABSENT, REFUSED, OTHER):
-            choice: dict[str, Any] = {field: answer.answer}
-            conventions = replace(conventions, **choice)
-        rows.append((answer, mistakes))
-    explained = Counter(x for _, mistakes in rows for x in mistakes)
+    rows = answers_in_order(engine)
+    wrong = [n for n, row in enumerate(rows) if row[1].answer == OTHER]
+    for tile in TILES:
+        if wrong and not any(mistakes for *_, mistakes in rows):
+            for n in wrong:
+                behaviour = behaviours()[rows[n][1].behaviour]
+                asked = ask(engine, behaviour, rows[n][0], tile)
+                rows[n] = (rows[n][0], *asked)
+    explained = Counter(x for *_, mistakes in rows for x in mistakes)
     return [
         answer._replace(mistake=max(mistakes, key=explained.__getitem__))
         if mistakes
         else answer
-        for answer, mistakes in rows
+        for _, answer, mistakes in rows
     ]
+
+
+def answers_in_order(
+    engine: Engine,
+) -> list[tuple[Conventions, Answer, list[str]]]:
+    """In the conventions that the answers before have settled, each with the
+    mistakes that would give it."""
+    conventions, rows = Conventions(), []
+    for behaviour in behaviours().values():
+        answer, mistakes = ask(engine, behaviour, conventions)
+        rows.append((conventions, answer, mistakes))
+        field = SETTLES.get(behaviour.id)
+        unclear = mistakes or answer.answer in (ABSENT, REFUSED, OTHER)
+        if field and not unclear:
+            choice: dict[str, Any] = {field: answer.answer}
+            conventions = replace(conventions, **choice)
+        if field == "polarity" and answer.answer == REFUSED:
+            numbers = behaviours()["mask-of-numbers"]
+            if ask(engine, numbers, conventions)[0].answer == "added":
+                conventions = replace(conventions, polarity="numbers")
+    return rows
 
 
 # The behaviours that settle in which conventions the later ones are asked.
@@ -408,6 +489,7 @@ SETTLES = {
     "mask-polarity": "polarity",
     "alignment": "alignment",
     "window-count": "window",
+    "log-sum-exp": "log_sum_exp",
 }
 
 

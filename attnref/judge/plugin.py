@@ -1,8 +1,9 @@
 """pytest --attnref my_engine.py: each behaviour of an engine is a test.
 
-A known mistake fails, as does an output that no convention explains. Choices
-that the adapter declares, `EXPECTED = {"alignment": "top-left"}`, must be what
-the engine does.
+A known mistake fails, as does an output that no convention explains, and a
+cache that does not hold what lists hold: the shortest history is printed.
+Choices that the adapter declares, `EXPECTED = {"alignment": "top-left"}`, must
+be what the engine does.
 """
 
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ class BehaviourItem(pytest.Item):
         self.answer, self.expected = answer, expected
 
     def runtest(self) -> None:
-        from attnref.judge.conform import OTHER, REFUSED
+        from attnref.judge.conform import DIFFERS, OTHER, REFUSED
 
         name, detail = self.answer.answer, self.answer.detail
         if self.answer.mistake:
@@ -73,6 +74,8 @@ class BehaviourItem(pytest.Item):
         if self.expected and name != self.expected:
             text = f"{name}, where {self.expected} is expected. {detail}"
             pytest.fail(text, pytrace=False)
+        if name == DIFFERS:
+            pytest.fail(f"not as lists are: {detail}", pytrace=False)
         if name == OTHER:
             text = f"no convention has this output: {detail}"
             pytest.fail(text, pytrace=False)

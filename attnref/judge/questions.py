@@ -84,12 +84,15 @@ def rows(
 ) -> dict[str, Tensor]:
     """What an engine may give a query that sees no key."""
     right = c.attend(RIGHT, *qkv, mask)
-    empty = ~mask.any(dim=-1, keepdim=True).expand(*right.shape[:3], 1)
-    fills = {"zero": torch.zeros(()), "nan": torch.tensor(torch.nan)}
-    fills = {"zero": fills["zero"], "mean": mean(c, qkv), "nan": fills["nan"]}
+    empty = ~mask.any(dim=-1, keepdim=True)
+    fills = {
+        "zero": torch.zeros_like(right),
+        "mean": mean(c, qkv),
+        "nan": torch.full_like(right, torch.nan),
+        "as-if-open": c.attend(RIGHT, *qkv, mask | empty),
+    }
     return {
-        name: torch.where(empty, fill.double(), right)
-        for name, fill in fills.items()
+        name: torch.where(empty, fill, right) for name, fill in fills.items()
     }
 
 
@@ -99,7 +102,15 @@ def rows(
 def default_scale(c: Conventions) -> Question:
     qkv = heads()
     one = Conventions(scale="one").attend(RIGHT, *qkv)
-    return asked(c, qkv, right="width", others={"one": one})
+    result = asked(c, qkv, right="width", others={"one": one})
+    q, k, v = qkv
+    wrong = {"values-as-keys": c.attend(RIGHT, q, v, k)}
+    for name, out in result.answers.items():
+        # By token and head, and read by head and token.
+        wrong[f"{name}-mixed"] = out.transpose(1, 2).reshape(out.shape)
+    named = dict.fromkeys(wrong, "merge-without-transpose")
+    named["values-as-keys"] = "keys-and-values-exchanged"
+    return result._replace(answers={**result.answers, **wrong}, named=named)
 
 
 def head_order(c: Conventions) -> Question:
@@ -108,7 +119,16 @@ def head_order(c: Conventions) -> Question:
         order: Conventions(c.scale, order).attend(RIGHT, *qkv)
         for order in ("contiguous", "interleaved")
     }
-    return Question(inputs(*qkv), answers)
+    q, *kv = qkv
+    for one, other in product(("contiguous", "interleaved"), repeat=2):
+        if one != other:
+            k, v = (
+                Conventions(heads=order).shared(x, 6)
+                for order, x in zip((one, other), kv, strict=True)
+            )
+            answers[f"keys-{one}"] = c.attend(RIGHT, q, k, v)
+    named = {x: "groups-tiled" for x in answers if x.startswith("keys-")}
+    return Question(inputs(*qkv), answers, named=named)
 
 
 def mask_polarity(c: Conventions) -> Question:
@@ -243,11 +263,7 @@ def empty_row_of_the_least_number(c: Conventions) -> Question:
     mask[..., 1, :] = False
     least = torch.finfo(torch.float32).min
     added = torch.zeros(mask.shape).masked_fill(~mask, least)
-    open_row = mask.clone()
-    open_row[..., 1, :] = True
-    answers = rows(c, qkv, mask)
-    answers["as-if-open"] = rows(c, qkv, open_row)["zero"]
-    return Question(inputs(*qkv, mask=added), answers)
+    return Question(inputs(*qkv, mask=added), rows(c, qkv, mask))
 
 
 def mask_of_numbers(c: Conventions) -> Question:
@@ -431,6 +447,10 @@ def log_sum_exp_of_an_empty_row(c: Conventions) -> Question:
     mask[..., 1, :] = False
     hidden = scores(c, q, k).masked_fill(~mask, -torch.inf)
     right = hidden.logsumexp(dim=-1)
+    if c.log_sum_exp.startswith("base-2"):
+        right = right / log(2)
+    if c.log_sum_exp.endswith("by-token"):
+        right = right.mT
     answers = {"minus-infinity": right}
     fills = {"plus-infinity": torch.inf, "nan": torch.nan, "zero": 0.0}
     for name, fill in fills.items():
@@ -488,6 +508,7 @@ def nan_in_a_hidden_key(c: Conventions) -> Question:
     right = c.attend(RIGHT, q, k, v, mask)
     k[:, :, -1] = torch.nan
     answers = {"kept-out": right, "spreads": torch.full_like(right, torch.nan)}
+    answers["zero"] = torch.zeros_like(right)  # NaN weights were set to 0
     return Question(inputs(q, k, v, mask=c.bools(mask)), answers)
 
 

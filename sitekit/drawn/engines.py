@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from attnref.judge.conform import ABSENT, OTHER, REFUSED, Behaviour, behaviours
+from attnref.judge.histories import N_HISTORIES
 from sitekit import ROOT
 from sitekit.markdown import source
 from sitekit.markdown.render import Cell, Row, Word
@@ -20,7 +21,12 @@ def record() -> dict[str, Any]:
 
 
 def numbers() -> dict[str, Any]:
-    return {"behaviours": len(behaviours()), "date": record()["date"]}
+    caches = [x for x in behaviours().values() if x.call == "cache"]
+    return {
+        "behaviours": len(behaviours()) - len(caches),
+        "histories": N_HISTORIES,
+        "date": record()["date"],
+    }
 
 
 def _answers(behaviour: str) -> dict[str, str]:
@@ -44,7 +50,7 @@ def _word(answer: str) -> str | Word:
 
 def versions() -> Iterator[Row]:
     for library, version in record()["versions"].items():
-        names = [x for x in record()["answers"] if x.split("_")[0] == library.split("-")[0]]
+        names = [x for x in record()["answers"] if x.split("_")[0] == library]
         yield [f"{library} {version}", ", ".join(names)]
 
 
@@ -59,6 +65,8 @@ def differ() -> Iterator[Row]:
 def questions() -> Iterator[Row]:
     """What each behaviour asks, and the answers that engines gave."""
     for id, behaviour in behaviours().items():
+        if behaviour.call == "cache":
+            continue
         answers = sorted(_named(id) - {OTHER})
         yield [_link(behaviour), behaviour.text, ", ".join(answers) or "–"]
 

@@ -263,6 +263,9 @@ def test_the_exit_code_is_that_of_diff(files, capsys):
         "+++ second",
     ]
     assert ended("diff", "a.json", "c.json") == 2
+    Path("c.json").write_text("{")
+    assert ended("diff", "a.json", "c.json") == 2
+    assert "error: c.json: the file is not JSON" in capsys.readouterr().err
 
 
 def test_what_copy_refuses_is_refused_in_the_same_words(files, capsys):

@@ -17,8 +17,10 @@ from hypothesis.stateful import (
 )
 
 from attnref import Everything
+from attnref.judge import histories
+from attnref.judge.histories import Rows, fault
 
-B, K, T, D, DV = 2, 3, 11, 5, 7
+B, K, T, D, DV = 2, histories.K, 11, 5, 7
 CPU = torch.device("cpu")
 
 
@@ -42,13 +44,17 @@ def agree(ours, expected):
     )
 
 
-def standing(tensors, positions, so_far):
-    """Whether each key is the one that was appended at its position."""
+def standing(tensors, positions, so_far, needed=()):
+    """Whether each key is the one that was appended at its position, none is
+    there twice, and none is missing that is needed."""
+    rows = so_far[0].shape[0]
     if positions is None:
         positions = torch.arange(so_far[0].shape[2])
-    is_stored = positions >= 0
-    keys = [t[:, :, is_stored] for t in tensors]
-    return agree(keys, [t[:, :, positions[is_stored]] for t in so_far])
+    positions = positions.expand(rows, tensors[0].shape[2])
+    past = [[x[row] for x in so_far] for row in range(rows)]
+    return [x.dtype for x in tensors] == [x.dtype for x in so_far] and not (
+        fault(tensors, past, positions, [needed] * rows)
+    )
 
 
 def holds(cache, so_far):
@@ -62,12 +68,9 @@ def append(cache, tensors, so_far):
     n, end = tensors[0].shape[2], so_far[0].shape[2]
     keeps, positions = cache.keeps, cache.positions(n, CPU)
     stored = cache.append(*tensors)
-    assert standing(stored, positions, so_far)
     i, j = torch.arange(end - n, end)[:, None], torch.arange(end)
     needed = j[keeps(i, j).expand(n, end).any(0)].tolist()
-    kept = (j if positions is None else positions[positions >= 0]).tolist()
-    assert len(kept) == len({*kept})
-    assert {*needed} <= {*kept}
+    assert standing(stored, positions, so_far, needed)
 
 
 @contextmanager
@@ -96,37 +99,32 @@ class Lists(RuleBasedStateMachine):
     def __init__(self, make):
         super().__init__()
         self.cache = make(6)
-        self.rows, self.number = [], itertools.count(1.0)
+        self.rows = Rows(0)
         self.keeps, self.back = self.cache.keeps, False
         self.saved = None
 
-    def length(self):
-        return len(self.rows[0]) if self.rows else 0
-
     def tensors(self, rows):
-        heads = torch.arange(K)[:, None, None] / 8
-        k = torch.tensor(rows)[:, None, :, None] + heads
-        return k.expand(-1, -1, -1, D), -k.expand(-1, -1, -1, DV)
+        return histories.tensors(rows, D, DV)
 
     @rule(n=st.integers(0, 4))
     def append(self, n):
-        rows = self.rows or [[]] * B
-        numbers = [[next(self.number) for _ in range(n)] for _ in rows]
-        end = self.length() + n
+        end = self.rows.length + n
         room = getattr(self.cache, "max_len", None)
         if room is not None and end > room:
             says = f"{end - n} stored and {n} new make {end} > max_len={room}"
             with refused(says, self.cache):
-                self.cache.append(*self.tensors(numbers))
+                self.cache.append(*kv(n, B=len(self.rows.rows) or B))
             return
-        self.rows = [a + b for a, b in zip(rows, numbers, strict=True)]
-        append(self.cache, self.tensors(numbers), self.tensors(self.rows))
+        if not self.rows.rows:
+            self.rows.rows = [[] for _ in range(B)]
+        new = self.rows.append([[True] * n for _ in self.rows.rows])
+        append(self.cache, self.tensors(new), self.tensors(self.rows.rows))
 
     @rule(n=st.integers(-1, 7))
     def crop(self, n):
         """A cache that keeps a part of the past may refuse, if it says so."""
-        if not 0 <= n <= self.length():
-            says = f"crop to {n}, but {self.length()} are stored"
+        if not 0 <= n <= self.rows.length:
+            says = f"crop to {n}, but {self.rows.length} are stored"
             with refused(says, self.cache):
                 self.cache.crop(n)
             return
@@ -134,41 +132,41 @@ class Lists(RuleBasedStateMachine):
             self.cache.crop(n)
         except ValueError as error:
             assert f"crop to {n}, kept from" in str(error)
-            assert n < self.length() and self.keeps != Everything()
+            assert n < self.rows.length and self.keeps != Everything()
         else:
-            self.back |= n < self.length()
-            self.rows = [row[:n] for row in self.rows]
+            self.back |= n < self.rows.length
+            self.rows.crop(n)
 
     @rule(order=st.lists(st.integers(-1, 3), min_size=1, max_size=4))
     def reorder(self, order):
-        if all(0 <= i < len(self.rows) for i in order):
+        if all(0 <= i < len(self.rows.rows) for i in order):
             self.cache.reorder(torch.tensor(order))
-            self.rows = [self.rows[i] for i in order]
+            self.rows.reorder(order)
         else:
-            with refused(f"the cache has B={len(self.rows)}", self.cache):
+            with refused(f"the cache has B={len(self.rows.rows)}", self.cache):
                 self.cache.reorder(torch.tensor(order))
 
     @rule()
     def snapshot(self):
-        self.saved = self.cache.snapshot(), self.rows, self.back
+        self.saved = self.cache.snapshot(), self.rows.rows, self.back
 
     @precondition(lambda self: self.saved)
     @rule()
     def restore(self):
         """Restore the same snapshot again and again, whatever came between."""
-        snapshot, self.rows, self.back = self.saved
+        snapshot, self.rows.rows, self.back = self.saved
         self.cache.restore(snapshot)
 
     @rule()
     def reset(self):
-        self.rows, self.back = [], False
+        self.rows.rows, self.back = [], False
         self.cache.reset()
 
     @invariant()
     def agree(self):
-        assert self.cache.length == self.length()
-        if self.rows:
-            assert holds(self.cache, self.tensors(self.rows))
+        assert self.cache.length == self.rows.length
+        if self.rows.rows:
+            assert holds(self.cache, self.tensors(self.rows.rows))
         else:
             assert (self.cache.nbytes, self.cache.stored) == (0, ())
         # Only a rollback leaves less.
@@ -184,7 +182,7 @@ class Lists(RuleBasedStateMachine):
                 lists.append(n=before)
                 lists.snapshot()
                 for _ in range(2):
-                    lists.crop(n=lists.length() - back)
+                    lists.crop(n=lists.rows.length - back)
                     for n in (new, 1):
                         lists.append(n=n)
                         lists.agree()

@@ -1,9 +1,11 @@
-"""An adapter for attnref conform: call your engine in place of the last line.
+"""An adapter for attnref conform: call your engine in place of the last lines.
 
 q is (B, H, T, D), k and v are (B, K, S, D), the output is (B, H, T, D): NumPy
 arrays, or torch tensors if this file imports torch. Delete the options that
 your engine does not have: they are not asked for. Raise an error for what it
-does not take: it is shown as refused.
+does not take: it is shown as refused. Inputs are float32, in three questions
+float16 and in one float64. An engine that refuses bools and adds numbers is
+asked with masks of 0 and -inf.
 """
 
 import torch
@@ -20,3 +22,30 @@ def attend(q, k, v, mask=None, causal=False, scale=None):
 # functions: gradients(q, k, v, cotangent, mask=None) -> those of q, k and v;
 # rotate(x, positions, theta) -> x (B, H, T, D), rotated by RoPE.
 EXPECTED = {"alignment": "top-left"}  # your choices, for pytest --attnref
+
+
+class Cache:
+    """One layer's, for 32 tokens of 2 rows. Delete what yours does not have."""
+
+    window = None  # or how many tokens the newest one sees, such as 4
+
+    def __init__(self):
+        self.k, self.v = torch.empty(2, 2, 3, 0, 4)
+
+    def append(self, k, v):
+        """k and v (B, K, T, D) are new. Return all that is kept, in order; or
+        else the token in each slot as well, (S,) or (B, S), -1 = none."""
+        self.k = torch.cat((self.k, k), dim=2)
+        self.v = torch.cat((self.v, v), dim=2)
+        return self.k, self.v
+
+    def crop(self, length):
+        self.k, self.v = self.k[:, :, :length], self.v[:, :, :length]
+
+    def reorder(self, rows):
+        self.k, self.v = self.k[rows], self.v[rows]
+
+
+# More of a cache: length; reset(); snapshot() and restore(what it returned);
+# append(self, k, v, valid) with valid (B, T), False = a pad: tokens are then
+# counted without pads.

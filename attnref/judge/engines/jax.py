@@ -7,7 +7,7 @@ import jax.numpy as jnp
 def attend(q, k, v, mask=None, causal=False, scale=None, window=None):
     q, k, v = (jnp.asarray(x).swapaxes(1, 2) for x in (q, k, v))
     bias = None
-    if mask is not None and mask.dtype != bool:
+    if mask is not None and mask.dtype.kind == "f":
         bias, mask = jnp.asarray(mask), None
     if mask is not None:
         mask = jnp.asarray(mask)

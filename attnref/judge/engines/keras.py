@@ -12,7 +12,7 @@ def attend(q, k, v, mask=None, causal=False, scale=None):
         for x in (q, k, v)
     )
     bias = None
-    if mask is not None and mask.dtype != bool:
+    if mask is not None and mask.dtype.kind == "f":
         bias, mask = mask, None
     out = keras.ops.dot_product_attention(
         q, k, v, bias=bias, mask=mask, scale=scale, is_causal=causal

@@ -1,32 +1,41 @@
 """PyTorch's flex_attention, not compiled. Needs torch."""
 
 import torch
-from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    create_block_mask,
+    flex_attention,
+)
 
 
-def attend(q, k, v, mask=None, scale=None, softcap=None, log_sum_exp=None):
+def block_mask(mask, q, k):
+    sizes = *q.shape[:3], k.shape[2]
+    cells = mask.expand(sizes)
+    return create_block_mask(
+        lambda b, h, i, j: cells[b, h, i, j], *sizes, device="cpu"
+    )
+
+
+def attend(q, k, v, mask=None, scale=None, log_sum_exp=None):
     q, k, v = map(torch.as_tensor, (q, k, v))
-    B, H, T, S = *q.shape[:3], k.shape[2]
+    shown = add = None
     if mask is not None:
-        mask = torch.as_tensor(mask).expand(B, H, T, S)
+        mask = torch.as_tensor(mask)
+        if mask.is_floating_point():  # is read in a function of the caller
+            bias = mask.expand(*q.shape[:3], k.shape[2])
 
-    def change(score, b, h, i, j):
-        if softcap is not None:
-            score = softcap * torch.tanh(score / softcap)
-        if mask is None:
-            return score
-        cell = mask[b, h, i, j]
-        if mask.dtype == torch.bool:
-            return torch.where(cell, score, -torch.inf)
-        return score + cell
-
-    result = flex_attention(
+            def add(score, b, h, i, j):
+                return score + bias[b, h, i, j]
+        else:
+            shown = block_mask(mask, q, k)
+    result, aux = flex_attention(
         q,
         k,
         v,
-        score_mod=change,
+        score_mod=add,
+        block_mask=shown,
         scale=scale,
-        enable_gqa=k.shape[1] != H,
+        enable_gqa=k.shape[1] != q.shape[1],
         return_aux=AuxRequest(lse=True),
     )
-    return (result[0], result[1].lse) if log_sum_exp else result[0]
+    return (result, aux.lse) if log_sum_exp else result
