@@ -25,6 +25,7 @@ from attnref.plain import (
     mla,
     order,
     paged,
+    recall,
     ring,
     sinks,
     window,
@@ -203,6 +204,12 @@ def plain_index_loss():
     index_loss.recall(chosen, weights)
 
 
+def plain_recall():
+    k, v = torch.randn(2, B, T, D)
+    recall.written(k, v, delta=True)
+    recall.recalled(recall.attended(k, k, v), v)
+
+
 def plain_sparse_step():
     for layer in sparse():
         cache = dsa.KVCache(S)
@@ -279,6 +286,7 @@ PLAIN = {
     },  # one key of R + Dr for all heads
     plain_sparse: SPARSE,
     plain_index_loss: {"topk": 2},
+    plain_recall: {"N": T},
     plain_sparse_step: SPARSE | {"T": 1},
 }
 
