@@ -204,8 +204,11 @@ def plain_index_loss():
     index_loss.recall(chosen, weights)
 
 
+PAIRS = 43  # no other size
+
+
 def plain_recall():
-    k, v = torch.randn(2, B, T, D)
+    k, v = torch.randn(2, B, PAIRS, D)
     recall.written(k, v, delta=True)
     recall.recalled(recall.attended(k, k, v), v)
 
@@ -286,7 +289,7 @@ PLAIN = {
     },  # one key of R + Dr for all heads
     plain_sparse: SPARSE,
     plain_index_loss: {"topk": 2},
-    plain_recall: {"N": T},
+    plain_recall: {"N": PAIRS},
     plain_sparse_step: SPARSE | {"T": 1},
 }
 
