@@ -17,7 +17,7 @@ from pathlib import Path
 from attnref.judge.words import wide, wrapped
 from attnref.words import message
 
-SHAPE = re.compile(r"(# (?:fmt: skip$|\((?:[^()]|\([^()]*\))*\)(?:; |$))?)(.*)")
+SHAPE = re.compile(r"# (?:fmt: skip$|\((?:[^()]|\([^()]*\))*\)(?:; |$))?")
 WIDTH = 80
 
 
