@@ -21,11 +21,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attnref.commands.comments import in_chinese
 from attnref.judge.words import wide
 from attnref.words import (
     LICENCE,
     add_language,
     address,
+    chinese,
     hint,
     message,
     version,
@@ -612,7 +614,7 @@ def run(options: argparse.Namespace) -> str:
         from attnref.released.generate import file_of
 
         text = file_of(options.config, dequantise=options.dequantise)
-        return _write_file(options, text)
+        return _write_file(options, in_its_language(text))
     full = options.full or options.folder
     form = None if full else plain_form(options.names)
     names = [] if form else names_for(options.names)
@@ -623,8 +625,14 @@ def run(options: argparse.Namespace) -> str:
         texts = {top / file: x for file, x in folder_files(names).items()}
         return _write(options, top, texts)
     if form:
-        return _write_file(options, form.read_text(encoding="utf-8"))
+        text = form.read_text(encoding="utf-8")
+        return _write_file(options, in_its_language(text))
     return _write_file(options, one_file(names, address()))
+
+
+def in_its_language(code: str) -> str:
+    """Code with its comments in the language of messages."""
+    return in_chinese(code) if chinese() else code
 
 
 def _write_file(options: argparse.Namespace, text: str) -> str:

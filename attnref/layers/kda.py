@@ -43,9 +43,11 @@ class KimiDeltaAttention(nn.Module):
     The state of each of the `n_heads` heads maps keys to values, both of width
     `head_dim`, `d_model / n_heads` unless it is given, and each channel of the
     keys decays by itself. `decay_bound` keeps the logarithms of the decays
-    above it, as `kda_lower_bound` of a config. A convolution mixes each channel
-    with its last `conv_kernel` inputs. Parameters are named as in transformers,
-    which joins the three convolutions of a checkpoint.
+    above it, as `kda_lower_bound` of a config. `full_rank_gate` computes the
+    output gate by one matrix, `g_proj`; with both, this is the layer of Kimi
+    K3. A convolution mixes each channel with its last `conv_kernel` inputs.
+    Parameters are named as in transformers, which joins the three convolutions
+    of a checkpoint.
 
     Examples:
         >>> layer = KimiDeltaAttention(d_model=64, n_heads=4, head_dim=8)
@@ -63,6 +65,7 @@ class KimiDeltaAttention(nn.Module):
         head_dim: int | None = None,
         conv_kernel: int = 4,
         decay_bound: float | None = None,
+        full_rank_gate: bool = False,
         eps: float = 1e-5,
         causal: bool | Rule = True,
     ) -> None:
@@ -87,8 +90,12 @@ class KimiDeltaAttention(nn.Module):
         self.conv1d = nn.Conv1d(C, C, conv_kernel, groups=C, bias=False)
         self.forget_gate = ForgetGate(d_model, n_heads, head_dim, decay_bound)
         self.b_proj = nn.Linear(d_model, n_heads, bias=False)
-        self.g_a_proj = nn.Linear(d_model, head_dim, bias=False)
-        self.g_b_proj = nn.Linear(head_dim, inner, bias=False)
+        self.full_rank_gate = full_rank_gate
+        if full_rank_gate:
+            self.g_proj = nn.Linear(d_model, inner, bias=False)
+        else:
+            self.g_a_proj = nn.Linear(d_model, head_dim, bias=False)
+            self.g_b_proj = nn.Linear(head_dim, inner, bias=False)
         self.o_norm = RMSNorm(head_dim, eps=eps)
         self.o_proj = nn.Linear(inner, d_model, bias=False)
 
@@ -123,6 +130,8 @@ class KimiDeltaAttention(nn.Module):
         beta = self.b_proj(x).to(wide).sigmoid().mT  # (B, H, T)
         decay = self.forget_gate(x, wide)  # (B, H, T, D)
         heads, state = new.read(q, k, v, decay, state, beta=beta)
-        gate = self.g_b_proj(self.g_a_proj(x)).sigmoid()  # (B, T, H * D)
+        full = self.full_rank_gate
+        gate = self.g_proj(x) if full else self.g_b_proj(self.g_a_proj(x))
+        gate = gate.sigmoid()  # (B, T, H * D)
         heads = merge_heads(self.o_norm(heads.to(gate.dtype)))
         return new.end(self.o_proj(heads * gate), state, inputs)

@@ -1,4 +1,7 @@
-"""Kimi Delta Attention (KDA) of Kimi Linear. Needs only PyTorch 2.5+."""
+"""Kimi Delta Attention (KDA) of Kimi Linear and K3. Needs only PyTorch 2.5+.
+
+K3 has bound=-5.0 and full_rank=True.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +32,9 @@ class State:
 
 
 class ForgetGate(nn.Module):
-    def __init__(self, d_model, n_heads, D):
+    def __init__(self, d_model, n_heads, D, bound=None):
         super().__init__()
+        self.bound = bound
         self.f_a_proj = nn.Linear(d_model, D, bias=False)
         self.f_b_proj = nn.Linear(D, n_heads * D, bias=False)
         self.dt_bias = nn.Parameter(torch.ones(n_heads * D))
@@ -38,23 +42,39 @@ class ForgetGate(nn.Module):
 
     def forward(self, x, wide):
         step = self.f_b_proj(self.f_a_proj(x)).to(wide) + self.dt_bias
-        step = F.softplus(step).unflatten(-1, (self.A_log.shape[2], -1))
-        return -self.A_log.to(wide).exp() * step  # (B, T, H, D)
+        step = step.unflatten(-1, (self.A_log.shape[2], -1))
+        rate = self.A_log.to(wide).exp()  # (1, 1, H, 1)
+        if self.bound:  # not the other formula, cut off at the bound
+            return self.bound * (rate * step).sigmoid()  # (B, T, H, D)
+        return -rate * F.softplus(step)  # (B, T, H, D)
 
 
 class KDA(nn.Module):
-    def __init__(self, d_model, n_heads, D, width=4, eps=1e-5):
+    def __init__(
+        self,
+        d_model,
+        n_heads,
+        D,
+        width=4,
+        eps=1e-5,
+        bound=None,
+        full_rank=False,
+    ):
         super().__init__()
         self.n_heads, self.D, inner = n_heads, D, n_heads * D
+        self.full_rank = full_rank
         self.q_proj = nn.Linear(d_model, inner, bias=False)
         self.k_proj = nn.Linear(d_model, inner, bias=False)
         self.v_proj = nn.Linear(d_model, inner, bias=False)
         C = 3 * inner
         self.conv1d = nn.Conv1d(C, C, width, groups=C, bias=False)
-        self.forget_gate = ForgetGate(d_model, n_heads, D)
+        self.forget_gate = ForgetGate(d_model, n_heads, D, bound)
         self.b_proj = nn.Linear(d_model, n_heads, bias=False)
-        self.g_a_proj = nn.Linear(d_model, D, bias=False)
-        self.g_b_proj = nn.Linear(D, inner, bias=False)
+        if full_rank:
+            self.g_proj = nn.Linear(d_model, inner, bias=False)
+        else:
+            self.g_a_proj = nn.Linear(d_model, D, bias=False)
+            self.g_b_proj = nn.Linear(D, inner, bias=False)
         self.o_norm = nn.RMSNorm(D, eps=eps)
         self.o_proj = nn.Linear(inner, d_model, bias=False)
 
@@ -99,7 +119,9 @@ class KDA(nn.Module):
         if cache is not None:
             cache.inputs, cache.state = inputs, state
             cache.length = S
-        gate = self.g_b_proj(self.g_a_proj(x)).view(B, T, -1, self.D)
+        full = self.full_rank
+        gate = self.g_proj(x) if full else self.g_b_proj(self.g_a_proj(x))
+        gate = gate.view(B, T, -1, self.D)
         heads = heads.to(x.dtype)  # (B, H, T, D)
         heads = self.o_norm(heads.transpose(1, 2)) * gate.sigmoid()
         out = self.o_proj(heads.reshape(B, T, -1))  # (B, T, E)

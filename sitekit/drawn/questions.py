@@ -1,6 +1,7 @@
 """Of the questions: their numbers, RoPE and its scalings, and a quantised
 cache."""
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,10 @@ from torch import Tensor
 from attnref import Yarn, crossover, sdpa
 from attnref.numbers.cost import attention_cost, mla_cost
 from attnref.numbers.kv_memory import Storage, kv_bytes, size, state_bytes, weight_bytes
+from attnref.released.from_config import model_from_config
+from attnref.released.record import read_config
 from attnref.released.specs import find_model
+from sitekit import ROOT
 from sitekit.drawn.mla import V3, WIDTHS, v3
 from sitekit.drawn.operations import H100
 from sitekit.markdown.render import Row
@@ -335,6 +339,15 @@ def _of_all_reduces() -> dict[str, object]:
     }
 
 
+def _shared_layers() -> dict[str, object]:
+    """Gemma 4 E2B's cache, and what it would be if no layer read another's."""
+    model = find_model("gemma-4-e2b")
+    rows = json.loads((ROOT / "attnref/released/specs.json").read_text("utf-8"))["models"]
+    config = next(row["config"] for row in rows if row["id"] == "gemma-4-e2b")
+    apart = model_from_config(read_config(config | {"num_kv_shared_layers": 0}))
+    return {"of_e2b": size(kv_bytes(model, 32_768)), "of_e2b_apart": size(kv_bytes(apart, 32_768))}
+
+
 def _of_caches() -> dict[str, object]:
     return {
         "from_host": 2**30 / 64e9 * 1e3,
@@ -346,6 +359,7 @@ def _of_caches() -> dict[str, object]:
         "image": size(1600 * kv_bytes(LLAMA, 1)),
         "image_apart": size(1600 * 8 * 2 * 8 * 128 * 2),
         "between_layers": size(kv_bytes(LLAMA, 8192) / 2),
+        **_shared_layers(),
     }
 
 

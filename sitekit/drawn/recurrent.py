@@ -142,6 +142,7 @@ def numbers() -> dict[str, Any]:
         "bounded": f"{bounded_decay:.2f}".replace("-", "\u2212"),
         "unbounded": f"{free_decay:.2f}".replace("-", "\u2212"),
         "sixteen": f"{-16 * DECAY_BOUND:g}",
+        "slowest_rwkv": exp(-exp(-0.5)),
         "largest": log(torch.finfo(torch.float32).max),
         "heads": recurrent.state_heads,
         "state": size(4 * state.heads * sum(state.widths)),

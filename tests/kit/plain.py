@@ -57,6 +57,7 @@ FORMS: dict[str, Callable[[], nn.Module]] = {
     "deepseek_v4, chosen": lambda: compressed(rate=4, index=(11, 16, 16)),
     "gated_delta": lambda: gated_delta.GatedDeltaNet(E, 2, 4, 8, 12),
     "kda": lambda: kda.KDA(E, 4, 8),
+    "kda, bounded": lambda: kda.KDA(E, 4, 8, bound=-5.0, full_rank=True),
     "mamba2": lambda: mamba2.Mamba2(E, 4, 2, 8, 12),
     "mlstm": lambda: mlstm.MLSTM(E, 4, 8, 12),
     "lightning": lambda: lightning.LightningAttention(E, 4, 8, 0, 4),

@@ -268,10 +268,11 @@ def test_several_ranks_round_late_tokens_as_early_ones(case):
 
 
 # They compute nothing of which rounding could grow: bools, what was stored or
-# sent, a single token, a loss, and bits of which rounding is the subject; or
-# what MQA does.
+# sent, a single token, a loss, a share, and bits of which rounding is the
+# subject; or what MQA does.
 WITHOUT = {"masks", "kv_cache", "paged", "sample", "quantised", "mha_cached"}
 WITHOUT |= {"ranks", "index_loss", "low_bits", "delta_backward"}
+WITHOUT |= {"radix", "recall"}
 
 
 def test_each_plain_form_is_tried():

@@ -27,6 +27,7 @@ from attnref.plain import (
     mla,
     order,
     paged,
+    recall,
     ring,
     sinks,
     window,
@@ -220,6 +221,15 @@ def plain_delta_backward():
     delta_backward.delta_backward(*inputs, d_out, state, chunk=CHUNK)
 
 
+PAIRS = 43  # no other size
+
+
+def plain_recall():
+    k, v = torch.randn(2, B, PAIRS, D)
+    recall.written(k, v, delta=True)
+    recall.recalled(recall.attended(k, k, v), v)
+
+
 def plain_sparse_step():
     for layer in sparse():
         cache = dsa.KVCache(S)
@@ -297,6 +307,7 @@ PLAIN = {
     plain_sparse: SPARSE,
     plain_index_loss: {"topk": 2},
     plain_delta_backward: {"C": CHUNK},
+    plain_recall: {"N": PAIRS},
     plain_sparse_step: SPARSE | {"T": 1},
 }
 

@@ -29,6 +29,32 @@ COMPARE, EXERCISES = (
 )
 
 
+def test_gqa_is_mla_whose_latent_holds_all_its_heads():
+    # --8<-- [start:choose_transmla]
+    import torch
+
+    from attnref import causal_mask, sdpa
+    from attnref.plain.rope import rope
+
+    H, K, D, T = 8, 4, 16, 9
+    q, k, v = (torch.randn(1, n, T, D).double() for n in (H, K, K))
+    at, mask, scale = torch.arange(T), causal_mask(T), D**-0.5
+    gqa = sdpa(rope(q, at), rope(k, at), v, mask)
+
+    # One K x K rotation per frequency mixes the heads of keys. A channel and
+    # its partner, D / 2 further, share it, so that RoPE changes nothing.
+    mix = torch.linalg.qr(torch.randn(D // 2, K, K).double()).Q.repeat(2, 1, 1)
+    head = torch.eye(K).double().repeat_interleave(H // K, 0)  # which, of h
+    q = torch.einsum("bhtd,hk,dkc->bhtcd", q, head, mix)  # (1, H, T, K, D)
+    k = torch.einsum("bktd,dkc->btcd", k, mix)[:, None]  # one for all heads
+    q, k = (rope(x.transpose(2, 3), at).transpose(2, 3) for x in (q, k))
+    latent = v.transpose(1, 2).flatten(2)[:, None]  # (1, 1, T, K D)
+    out = sdpa(q.flatten(3), k.flatten(3), latent, mask, scale=scale)
+    out = torch.einsum("bhtkd,hk->bhtd", out.unflatten(-1, (K, D)), head)
+    torch.testing.assert_close(out, gqa)  # absorbed MLA, R = Dr = K D
+    # --8<-- [end:choose_transmla]
+
+
 # --8<-- [start:check_gqa]
 def check_gqa(make):
     """Raise unless `make(d_model, n_heads, n_kv_heads)` is a GQA layer.

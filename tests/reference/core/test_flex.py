@@ -49,6 +49,38 @@ def test_a_window_over_documents():
     # --8<-- [end:flex]
 
 
+def test_a_step_of_decoding_takes_its_row_of_tiles():
+    # --8<-- [start:flex_step]
+    import warnings
+
+    from torch.nn.attention.flex_attention import (
+        create_block_mask,
+        flex_attention,
+    )
+
+    from attnref import sdpa
+    from attnref.plain.masks import window_mask
+
+    def window(b, h, i, j):
+        return (j <= i) & (j > i - 100)
+
+    S = 512  # room in the cache
+    whole = create_block_mask(window, None, None, S, S, device="cpu")
+    k, v = torch.randn(2, 1, 2, S, 16)  # what is not written is hidden
+    for length in (torch.tensor(5), torch.tensor(300)):
+        row = whole[:, :, length // 128]  # the tiles of 128 queries
+        row.mask_mod = lambda b, h, i, j, n=length: window(b, h, i + n, j)
+        row.seq_lengths = 1, S
+        q = torch.randn(1, 2, 1, 16)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch asks to compile it
+            out = flex_attention(q, k, v, block_mask=row)
+        seen = window_mask(1, int(length) + 1, 100)
+        keys, values = (x[:, :, : length + 1] for x in (k, v))
+        torch.testing.assert_close(out, sdpa(q, keys, values, seen))
+    # --8<-- [end:flex_step]
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.skipif(
     not shutil.which("g++")

@@ -67,7 +67,7 @@ VARIANTS = {
         {**HEADS, "head_dim": D},
         cost.kda_cost,
         keeps(3 * H * D, 4),
-        options=({}, {"decay_bound": -0.7}),
+        options=({}, {"decay_bound": -0.7, "full_rank_gate": True}),
         page=False,
     ),
     "lightning": Variant(
@@ -568,6 +568,23 @@ OPTIONS = {
         of_bailing,
     ),
 }
+
+
+@torch.no_grad()
+def test_one_matrix_gates_as_the_product_of_two_does():
+    """And the plain form with the options of Kimi K3 is the layer with them."""
+    sizes = VARIANTS["kda"].sizes | {"decay_bound": -5.0}
+    two, x = sharp(KimiDeltaAttention(**sizes)), tokens(B, T, E)
+    one = KimiDeltaAttention(**sizes, full_rank_gate=True).double()
+    state = dict(two.state_dict())
+    low, high = (state.pop(f"g_{part}_proj.weight") for part in "ab")
+    one.load_state_dict(state | {"g_proj.weight": high @ low})
+    torch.testing.assert_close(one(x), two(x))
+    own = sharp(KimiDeltaAttention(**sizes, full_rank_gate=True))
+    assert torch.linalg.matrix_rank(own.g_proj.weight) > len(low)
+    plain = kda.KDA(E, own.n_heads, own.head_dim, bound=-5.0, full_rank=True)
+    plain.double().load_state_dict(own.state_dict())
+    torch.testing.assert_close(plain(x), own(x))
 
 
 @pytest.mark.parametrize("name", OPTIONS)

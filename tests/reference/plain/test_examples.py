@@ -166,6 +166,96 @@ def test_gated_delta():
     # --8<-- [end:gated_delta]
 
 
+def test_kda_chunk():
+    # --8<-- [start:kda_chunk]
+    import torch
+
+    from attnref.plain.kda import kda_rule
+
+    def kda_chunk(q, k, v, decay, beta, state):
+        """What kda_rule returns for these tokens, in a few products."""
+        T, b = q.shape[2], beta[..., None]
+        past = decay.cumsum(dim=2)  # (B, H, T, D); a log, as decay is
+        between = past[:, :, :, None] - past[:, :, None]  # (B, H, T, T, D)
+        later = torch.ones(T, T, dtype=torch.bool).triu(1)[..., None]
+        between = between.masked_fill(later, -torch.inf).exp()
+        L, A = (
+            torch.einsum("...td,...tsd,...sd->...ts", x, between, k)
+            for x in (k, q)
+        )
+        error = v - (k * past.exp()) @ state
+        U = torch.linalg.solve_triangular(
+            b * L, b * error, upper=False, unitriangular=True
+        )  # of L, what stands below the diagonal is read
+        out = (q * past.exp()) @ state + A @ U
+        state = past[:, :, -1, :, None].exp() * state
+        return out, state + (k * between[:, :, -1]).mT @ U
+
+    q, k, v, decay = torch.rand(4, 3, 2, 16, 8, dtype=torch.float64)
+    k, decay, beta = k / k.norm(dim=-1, keepdim=True), -5 * decay, v[..., 0]
+    args = q, k, v, decay, beta, q[:, :, :8]  # a state that is not empty
+    torch.testing.assert_close(kda_chunk(*args), kda_rule(*args))
+
+    # Kernels split `between` into two factors, so that it needs no axis for
+    # pairs. The second one is e^80 after 16 tokens at the bound of -5, ...
+    for bound, fits in ((-5.0, True), (-6.0, False)):
+        past = torch.full((16,), bound).cumsum(0)  # float32
+        assert (-past).exp().isfinite().all() == fits  # ... and e^96 is inf
+    # --8<-- [end:kda_chunk]
+
+
+def test_newer_rules():
+    # --8<-- [start:newer]
+    import torch
+    from torch import outer
+
+    def rwkv7(S, a, k, v, erased, step):
+        return S * a[:, None] - outer(step * erased, erased @ S) + outer(k, v)
+
+    def gated_delta_2(S, a, k, v, erase, write):
+        S = S * a[:, None]
+        return S + outer(k, write * v - (erase * k) @ S)
+
+    def mamba3(S, a, k, v, step, share, k_before, v_before):
+        S = a * (S + step * (1 - share) * outer(k_before, v_before))
+        return S + step * share * outer(k, v)
+
+    S, (a, k, v, new) = torch.rand(8, 8), torch.rand(4, 8)
+    k, beta, one = k / k.norm(), 0.7, torch.ones(8)
+    u = beta * (v - k @ (S * a[:, None]))
+    kda = S * a[:, None] + outer(k, u)
+    torch.testing.assert_close(gated_delta_2(S, a, k, v, beta, beta), kda)
+    delta = S + outer(k, beta * (v - k @ S))  # no decay, and k erases itself
+    torch.testing.assert_close(rwkv7(S, one, beta * k, v, k, beta), delta)
+    mamba2 = 0.9 * S + 0.2 * outer(k, v)  # all of a token, at once
+    torch.testing.assert_close(mamba3(S, 0.9, k, v, 0.2, 1, k, new), mamba2)
+    # --8<-- [end:newer]
+
+
+def test_recall():
+    # --8<-- [start:recall]
+    import torch
+    import torch.nn.functional as F
+
+    from attnref.plain.recall import attended, recalled, written
+
+    torch.manual_seed(0)
+    N, D = 64, 32  # pairs, and the rows of the state
+    k, v = F.normalize(torch.randn(2, 16, N, D), dim=-1)
+    assert 0.8 < recalled(k @ written(k, v), v) < 0.9  # linear attention
+    assert 0.4 < recalled(k @ written(k, v, delta=True), v) < 0.5
+    assert recalled(attended(k, k, v), v) == 1
+
+    # Sixteen keys get a second value: does the read find the newer one?
+    k, (old, new) = k[:, :16], v.split((48, 16), dim=1)
+    twice = torch.cat((k, k), dim=1), torch.cat((old[:, :16], new), dim=1)
+    values = torch.cat((new, old[:, :16]), dim=1)
+    assert recalled(k @ written(*twice), values) < 0.6
+    assert recalled(k @ written(*twice, delta=True), values) > 0.9
+    assert recalled(attended(k, *twice), values) < 0.6  # it averages the two
+    # --8<-- [end:recall]
+
+
 def test_gqa():
     from attnref.plain.gqa import GQA, KVCache
 

@@ -180,6 +180,33 @@ def test_one_row_of_several_sequences_gives_what_each_gives_alone():
     # --8<-- [end:row]
 
 
+def test_a_radix_tree_finds_what_hashes_of_blocks_find():
+    # --8<-- [start:radix]
+    import random
+
+    from attnref.plain.radix import Node
+
+    draw = random.Random(0)
+    pool, tree = Pool(blocks=900, size=4, shape=(1,)), Node()
+    more = 0
+    for _ in range(100):
+        text = draw.choices("ab", k=draw.randint(1, 30))
+        table, slots = pool.find(text), tree.find(text[:-1])
+        # Whole blocks: the same. The tree also finds the part of one.
+        assert len(table) == len(slots) // 4
+        more += len(slots) % 4
+        stored = len(table) * 4
+        pool.append(table, text, torch.zeros(1, len(text) - stored, 1))
+        tree.insert(text, [f"{n}: {text[: n + 1]}" for n in range(len(text))])
+        # A slot may come from another text, with the same tokens up to there.
+        assert all(
+            slot.endswith(f"{text[: n + 1]}")
+            for n, slot in enumerate(tree.find(text))
+        )
+    assert more > 100  # tokens that only the tree need not read again
+    # --8<-- [end:radix]
+
+
 # --8<-- [start:read]
 class View:
     """What one layer sees of one sequence: a cache, as its layer takes it."""
