@@ -99,6 +99,9 @@ PARTS: dict[str, Part] = {
     "window": Part(lambda r: r.window, lambda r: {"window": None}),
     "chunk": Part(lambda r: r.chunk, lambda r: {"chunk": None}),
     "sinks": Part(lambda r: r.with_sinks, lambda r: {"with_sinks": False}),
+    "differential": Part(
+        lambda r: r.differential is not None, lambda r: {"differential": None}
+    ),
     "head_norm": Part(lambda r: r.head_norm, lambda r: {"head_norm": False}),
     "gate": Part(
         lambda r: r.gate, lambda r: {"gate": None, "gate_bias": False}

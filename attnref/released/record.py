@@ -101,6 +101,7 @@ class AttentionRecord:
     chunk: int | None = None
     with_sinks: bool = False
     # output
+    differential: int | None = None  # pairs of heads: the layer's number
     head_norm: bool = False
     gate: str | None = None  # "per channel", "per head" or "in q_proj"
     gate_act: str = "sigmoid"

@@ -141,6 +141,7 @@ def attention_matrices(r: AttentionRecord) -> Iterator[Matrix]:
         k = v = 0
     vectors = r.o_bias * (r.d_out or d) + r.with_sinks * heads
     vectors += r.sub_norm * out
+    vectors += (r.differential is not None) * 4 * r.head_dim
 
     def split(name: str, rows: int, columns: int, parts: int = heads) -> Matrix:
         return Matrix(name, rows, columns, 1, parts, True)
