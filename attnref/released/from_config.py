@@ -16,7 +16,7 @@ from attnref.numbers.shapes import (
     Source,
 )
 from attnref.released.expression import value_of
-from attnref.released.mixers import CompressedAttention, ConvolvedAttention
+from attnref.released.mixers import CompressedAttention, KeysRecord
 from attnref.released.record import KINDS as SOFTMAX
 from attnref.released.record import (
     ROPE_FIELDS,
@@ -221,8 +221,8 @@ def _groups_by_records(
         else:
             record = record and drop_wide_window(record, context)
             groups = _layer_groups(config, layer, kind, record)
-        if isinstance(mixer, ConvolvedAttention):
-            groups.append(_convolved_group(mixer))
+        if isinstance(mixer, KeysRecord):
+            groups.append(_keys_group(mixer))
         result += [(group, 1) for group in groups]
     return result
 
@@ -250,8 +250,8 @@ def _compressed_group(r: CompressedAttention) -> Compressed:
     )
 
 
-def _convolved_group(r: ConvolvedAttention) -> Group:
-    """The keys and values beside the inputs of the convolutions."""
+def _keys_group(r: KeysRecord) -> Group:
+    """The keys and values, beside what else a layer keeps."""
     sizes = {
         "layers": 1,
         "q_heads": r.n_heads,
@@ -299,7 +299,8 @@ def group_of(r: AttentionRecord) -> Group | None:
 
 def _state(config: Config, row: Family, layer: int, kind: str) -> Fields:
     """What a layer keeps beside keys and values, as the table says it."""
-    if not row.state and kind not in SOFTMAX and "stores" not in row.fields:
+    known = row.state or row.mixer or "stores" in row.fields
+    if not known and kind not in SOFTMAX:
         raise ValueError(
             message(
                 "{}: what layers of the kind {} store is not known, so the "

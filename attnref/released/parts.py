@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnref.released.mixers import CompressedAttention, ConvolvedAttention
+from attnref.released.mixers import CompressedAttention, KeysRecord
 from attnref.released.record import AttentionRecord, Config
 
 Records = Mapping[int, AttentionRecord]
@@ -138,7 +138,7 @@ def letters(config: Config, records: Records) -> list[str]:
         r, mixer = records.get(layer), config.mixers.get(layer)
         if isinstance(mixer, CompressedAttention):
             result.append("K" if mixer.rate > 1 else "W")
-        elif isinstance(mixer, ConvolvedAttention):
+        elif isinstance(mixer, KeysRecord):
             result.append("W" if mixer.window else "F")
         elif r is None:
             result += [] if others[layer : layer + 1] in ("E", "-") else ["R"]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from attnref.released.expression import names_in, value_of
 from attnref.released.mixers import (
     RECORDS,
-    ConvolvedAttention,
     GatedDeltaNet,
+    KeysRecord,
     Mamba2,
     MixerRecord,
 )
@@ -133,8 +133,9 @@ class Family(NamedTuple):
 
     @property
     def reads(self) -> set[str]:
-        """The fields of the config that its attention reads."""
+        """The fields of the config that attention and states read."""
         names = read_by(self.fields) | read_by(self.mixer)
+        names |= read_by(self.state)
         return names | OF_ROPE if "rope" in names else names
 
 
@@ -291,7 +292,7 @@ def _check_heads(r: MixerRecord) -> MixerRecord:
                 r.n_v_heads,
             )
         )
-    if isinstance(r, ConvolvedAttention) and r.n_heads % r.n_kv_heads:
+    if isinstance(r, KeysRecord) and r.n_heads % r.n_kv_heads:
         raise ValueError(
             message(
                 "{}: n_kv_heads={} does not divide n_heads={}",
@@ -391,6 +392,7 @@ KIND_NAMES = {  # kinds of layers by the names that some files give them
     "hybrid": "full_attention",  # beside a state
     "deepseek_sparse_attention": INDEXED,
     "minimax_m3_sparse": INDEXED,
+    "recurrent": "linear_attention",
 }
 KINDS = "full_attention", "sliding_attention", "chunked_attention", INDEXED
 ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
@@ -665,8 +667,10 @@ def present(row: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 def _kinds(family: str, row: Family, config: Mapping[str, Any]) -> list[str]:
     """What the config calls its layers."""
     values = present(row, config)
+    pattern = value_of(row.fields.get("pattern"), Fields(values))
     blocks = values.get("layers_block_type")
     names = "num_hidden_layers", "n_layer", "n_layers", "num_layers"
+    names += ("num_blocks",)
     name = next((name for name in names if name in values), names[0])
     size = len(blocks) if blocks else values.get(name)
     count = _size(size, family, {name: size})
@@ -674,6 +678,9 @@ def _kinds(family: str, row: Family, config: Mapping[str, Any]) -> list[str]:
         raise ValueError(
             message("{}: {} layers are more than {}", family, count, MANY)
         )
+    if pattern:  # it repeats
+        kinds = [pattern[layer % len(pattern)] for layer in range(count)]
+        values = {**values, "layer_types": kinds}
     for name in ("layer_types", "layers_block_type"):
         kinds = values.get(name) or [""] * count
         if isinstance(kinds, str):
