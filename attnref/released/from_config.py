@@ -86,7 +86,7 @@ def model_from_config(config: Config) -> Model:
         index_dim=0),)
     """
     source = Source("config.json", "")
-    pairs = config.fields.get("num_layers")
+    whole, pairs = config, config.fields.get("num_layers")
     if config.family == "longcat_flash" and isinstance(pairs, int):
         fields = {**config.fields, "num_hidden_layers": 2 * pairs}
         config = Config(fields, config.path)
@@ -103,7 +103,7 @@ def model_from_config(config: Config) -> Model:
     else:
         lenient = _lenient(config, unread)
         groups = _groups_by_records(config, lenient, context)
-        params = None if unread else params_of(lenient)
+        params = None if unread else params_of(_lenient(whole, unread))
         if any(isinstance(group, Compressed) for group, _ in groups):
             note = "the state of the compressor is not counted"
     layers: dict[Group, int] = {}

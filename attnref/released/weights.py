@@ -11,14 +11,15 @@ from attnref.released.record import (
     Config,
     Fields,
     families,
+    present,
     read_by,
 )
 
 BIASES = "mlp_bias", "use_bias", "lm_head_bias", "bias", "add_bias_linear"
 # Entries that read other entries are computed after these, and then matrices.
 LAST = (
-    *("inner", "sparse", "beside", "reduced", "vectors", "buffer", "mixer"),
-    *("norms", "ends", "once", "tied"),
+    *("owned", "inner", "sparse", "beside", "reduced", "vectors", "buffer"),
+    *("mixer", "norms", "ends", "once", "tied"),
 )
 ORDER = {name: n + 1 for n, name in enumerate(LAST)}
 BUFFER = "norm_buffer"  # in files, but no parameters
@@ -57,7 +58,8 @@ def matrices_of(config: Config) -> list[Matrix]:
     at = row.names.get("at", PLACE)
     try:
         for layer, (kind, record) in enumerate(config.layers):
-            values = Fields(config.fields, layer=layer, layer_type=kind)
+            fields = present(row, config.fields)
+            values = Fields(fields, layer=layer, layer_type=kind)
             for name in names:
                 values[name] = value_of(entries[name], values)
             base = at.split("{}")[0] + str(layer)
@@ -67,11 +69,13 @@ def matrices_of(config: Config) -> list[Matrix]:
                 "mixer": f"{mixer}.",
                 "layer": f"{base}.",
             }
-            if record:
-                place = at.format(layer)
+            # Of LongCat, a layer has two; of Zamba2, some have one in common.
+            twice = [at, at[:-1] + "1"] if at.endswith(".0") else [at]
+            for place in twice if record and values["owned"] != False else []:
                 for matrix in attention_matrices(record):
                     name = row.names.get(matrix.name, matrix.name)
-                    result.append(matrix._replace(name=f"{place}.{name}"))
+                    name = f"{place.format(layer)}.{name}"
+                    result.append(matrix._replace(name=name))
             compressed = config.mixers.get(layer)
             if isinstance(compressed, CompressedAttention):
                 result += _compressed(compressed, f"{base}.attn.")

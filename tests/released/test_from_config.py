@@ -81,6 +81,10 @@ def test_the_parameters_of_a_family_are_those_of_transformers(family, changes):
         heads = {"lm_head", "embed_out"} & model._modules.keys()
         if not heads and not tied:
             count += config.vocab_size * config.hidden_size
+        if family == "longcat_flash":  # theirs has matrices of experts that
+            c = config  # only pass x on, which no file has
+            width = c.expert_ffn_hidden_size * c.hidden_size
+            count -= c.num_layers * c.zero_expert_num * 2 * width
         assert params == count
 
 
