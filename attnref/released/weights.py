@@ -71,7 +71,7 @@ def matrices_of(config: Config) -> list[Matrix]:
             }
             # Of LongCat, a layer has two; of Zamba2, some have one in common.
             twice = [at, at[:-1] + "1"] if at.endswith(".0") else [at]
-            for place in twice if record and values["owned"] != False else []:
+            for place in twice if record and values.get("owned", True) else []:
                 for matrix in attention_matrices(record):
                     name = row.names.get(matrix.name, matrix.name)
                     name = f"{place.format(layer)}.{name}"
