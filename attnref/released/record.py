@@ -400,6 +400,7 @@ DRAFTS = "eagle", "dflash", "dspark", "draft", "medusa"
 FAMILY = {  # the family behind other names in files
     "deepseek_ref": "deepseek_v4",
     "kimi_k2": "deepseek_v3",
+    "mimo": "qwen2",
     "minimax_m3": "minimax_m3_vl_text",
     "qwen3_asr": "qwen3",
     "qwen3_asr_text": "qwen3",

@@ -15,7 +15,11 @@ from attnref.released.record import (
     read_by,
 )
 
-BIASES = "mlp_bias", "use_bias", "lm_head_bias", "bias", "add_bias_linear"
+# Fields that add parameters, where a row does not read them.
+ADDED = (
+    *("mlp_bias", "use_bias", "lm_head_bias", "bias", "add_bias_linear"),
+    *("routed_expert_hidden_size", "attn_res_block_size"),  # of Kimi K3
+)
 # Entries that read other entries are computed after these, and then matrices.
 LAST = (
     *("owned", "inner", "sparse", "beside", "reduced", "vectors", "buffer"),
@@ -48,7 +52,7 @@ def matrices_of(config: Config) -> list[Matrix]:
     """
     row = families().get(config.family)
     entries = row.weights if row else {}
-    unread = {*BIASES} - read_by(entries)
+    unread = {*ADDED} - read_by(entries)
     if not row or not entries or any(config.fields.get(n) for n in unread):
         return []
     names = sorted(entries, key=lambda n: 99 if "." in n else ORDER.get(n, 0))
