@@ -141,6 +141,18 @@ class RoutedAttention(KeysRecord):
 
 
 @dataclass(frozen=True)
+class CCA(KeysRecord):
+    """Compressed convolutional attention, on convolved queries (ZAYA1)."""
+
+    kernel: int
+    second_kernel: int
+    bias: bool
+    rope_theta: float
+    rope_width: int
+    scale: float
+
+
+@dataclass(frozen=True)
 class ConvolvedAttention(KeysRecord):
     """Attention whose keys and values pass a short convolution (Inkling)."""
 
@@ -193,6 +205,7 @@ RECORDS: dict[str, type[MixerRecord]] = {
         MLSTM,
         RGLRU,
         RoutedAttention,
+        CCA,
         ConvolvedAttention,
         CompressedAttention,
     )

@@ -399,6 +399,8 @@ ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
 DRAFTS = "eagle", "dflash", "dspark", "draft", "medusa"
 FAMILY = {  # the family behind other names in files
     "deepseek_ref": "deepseek_v4",
+    "inkling_mm_model": "inkling_text",
+    "inkling_model": "inkling_text",
     "kimi_k2": "deepseek_v3",
     "mimo": "qwen2",
     "minimax_m3": "minimax_m3_vl_text",

@@ -202,6 +202,7 @@ HYBRIDS = {
     "MLSTM": ("xlstm", "cap"),
     "RGLRU": ("recurrent_gemma", "kernel"),
     "RoutedAttention": ("jetmoe", "scale"),
+    "CCA": ("zaya", "scale"),
     "ConvolvedAttention": ("inkling_text", "scale"),
     "CompressedAttention": ("deepseek_v4", "scale"),
 }

@@ -287,7 +287,7 @@ NOT_TEXT = "(Vision|Audio)(?!Text)"  # of Granite 4 Vision, the text too
 RECURRENT = (
     r"kV4Attention|InklingAttention|TextLinearAttention|Delta|\wMixer$|"
     r"MambaLayer$|Lightning"
-    "|ShortConv$|xLSTMLayer|JetMoeAttention|RecurrentBlock"
+    "|ShortConv$|xLSTMLayer|JetMoeAttention|RecurrentBlock|ZayaAttention"
 )
 PROJECTIONS = {
     *("q_proj", "qkv_proj", "query_key_value", "q_b_proj", "c_attn"),

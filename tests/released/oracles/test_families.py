@@ -308,7 +308,7 @@ def test_a_state_passes_chunks_and_is_not_changed_by_any_pad(kind):
         assert error < bound, dtype
         if group.state_heads:
             assert cache.kept[-1].dtype == torch.float32
-        if kind == "ConvolvedAttention":  # by rows, and keys too
+        if kind in ("CCA", "ConvolvedAttention"):  # by rows, and keys too
             continue
         state = group.state_heads * group.key_dim * group.value_dim
         inputs = group.conv_channels * (group.conv_kernel - 1)
