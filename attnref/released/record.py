@@ -672,8 +672,10 @@ def _kinds(family: str, row: Family, config: Mapping[str, Any]) -> list[str]:
     values = present(row, config)
     pattern = value_of(row.fields.get("pattern"), Fields(values))
     blocks = values.get("layers_block_type")
-    names = "num_hidden_layers", "n_layer", "n_layers", "num_layers"
-    names += ("num_blocks",)
+    names = (
+        *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        "num_blocks",
+    )
     name = next((name for name in names if name in values), names[0])
     size = len(blocks) if blocks else values.get(name)
     count = _size(size, family, {name: size})

@@ -74,9 +74,10 @@ def matrices_of(config: Config) -> list[Matrix]:
                 "layer": f"{base}.",
             }
             # Of LongCat, a layer has two; of Zamba2, some have one in common.
-            twice = [at, at[:-1] + "1"] if at.endswith(".0") else [at]
-            for place in twice if record and values.get("owned", True) else []:
-                for matrix in attention_matrices(record):
+            modules = [at, at[:-1] + "1"] if at[-2:] == ".0" else [at]
+            own = record if values.get("owned", True) else None
+            for place in modules:
+                for matrix in attention_matrices(own) if own else ():
                     name = row.names.get(matrix.name, matrix.name)
                     name = f"{place.format(layer)}.{name}"
                     result.append(matrix._replace(name=name))
