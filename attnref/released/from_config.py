@@ -16,7 +16,11 @@ from attnref.numbers.shapes import (
     Source,
 )
 from attnref.released.expression import value_of
-from attnref.released.mixers import CompressedAttention, KeysRecord
+from attnref.released.mixers import (
+    CompressedAttention,
+    KeysRecord,
+    window_of,
+)
 from attnref.released.record import KINDS as SOFTMAX
 from attnref.released.record import (
     ROPE_FIELDS,
@@ -262,8 +266,9 @@ def _keys_group(r: KeysRecord) -> Group:
         "head_dim": r.key_dim,
         "v_head_dim": r.key_dim,
     }
-    if r.window:
-        return Sliding(**sizes, sliding_window=r.window)
+    window = window_of(r)
+    if window:
+        return Sliding(**sizes, sliding_window=window)
     return Full(**sizes)
 
 

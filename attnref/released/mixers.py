@@ -46,7 +46,18 @@ class KeysRecord(MixerRecord):
     n_heads: int
     key_dim: int
     n_kv_heads: int
+
+
+@dataclass(frozen=True)
+class WindowRecord(KeysRecord):
+    """The same, where some layers keep a window alone."""
+
     window: int | None
+
+
+def window_of(r: KeysRecord) -> int | None:
+    """The tokens in sight, if they are bounded."""
+    return r.window if isinstance(r, WindowRecord) else None
 
 
 @dataclass(frozen=True)
@@ -141,7 +152,7 @@ class RoutedAttention(KeysRecord):
 
 
 @dataclass(frozen=True)
-class CCA(KeysRecord):
+class CCA(WindowRecord):
     """Compressed convolutional attention, on convolved queries (ZAYA1)."""
 
     kernel: int
@@ -153,7 +164,7 @@ class CCA(KeysRecord):
 
 
 @dataclass(frozen=True)
-class ConvolvedAttention(KeysRecord):
+class ConvolvedAttention(WindowRecord):
     """Attention whose keys and values pass a short convolution (Inkling)."""
 
     kernel: int

@@ -6,7 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnref.released.mixers import CompressedAttention, KeysRecord
+from attnref.released.mixers import (
+    CompressedAttention,
+    KeysRecord,
+    window_of,
+)
 from attnref.released.record import AttentionRecord, Config
 
 Records = Mapping[int, AttentionRecord]
@@ -139,7 +143,7 @@ def letters(config: Config, records: Records) -> list[str]:
         if isinstance(mixer, CompressedAttention):
             result.append("K" if mixer.rate > 1 else "W")
         elif isinstance(mixer, KeysRecord):
-            result.append("W" if mixer.window else "F")
+            result.append("W" if window_of(mixer) else "F")
         elif r is None:
             result += [] if others[layer : layer + 1] in ("E", "-") else ["R"]
         elif r.shares is not None:
