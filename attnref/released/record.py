@@ -133,9 +133,8 @@ class Family(NamedTuple):
 
     @property
     def reads(self) -> set[str]:
-        """The fields of the config that attention and states read."""
+        """The fields of the config that its attention reads."""
         names = read_by(self.fields) | read_by(self.mixer)
-        names |= read_by(self.state)
         return names | OF_ROPE if "rope" in names else names
 
 
