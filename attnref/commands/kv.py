@@ -774,7 +774,9 @@ def find_models(
             Path(file, "config.json") if Path(file).is_dir() else file
         )
         if args.quant:
-            quant = read_config(args.quant).fields
+            from attnref.released.stored import both_formats
+
+            quant = both_formats(config, read_config(args.quant).fields)
             fields = {**config.fields, "quantization_config": quant}
             config = replace(config, fields=fields)
         try:

@@ -16,7 +16,11 @@ from attnref.numbers.shapes import (
     Source,
 )
 from attnref.released.expression import value_of
-from attnref.released.mixers import CompressedAttention, ConvolvedAttention
+from attnref.released.mixers import (
+    CompressedAttention,
+    KeysRecord,
+    window_of,
+)
 from attnref.released.record import KINDS as SOFTMAX
 from attnref.released.record import (
     ROPE_FIELDS,
@@ -86,7 +90,7 @@ def model_from_config(config: Config) -> Model:
         index_dim=0),)
     """
     source = Source("config.json", "")
-    pairs = config.fields.get("num_layers")
+    whole, pairs = config, config.fields.get("num_layers")
     if config.family == "longcat_flash" and isinstance(pairs, int):
         fields = {**config.fields, "num_hidden_layers": 2 * pairs}
         config = Config(fields, config.path)
@@ -103,7 +107,7 @@ def model_from_config(config: Config) -> Model:
     else:
         lenient = _lenient(config, unread)
         groups = _groups_by_records(config, lenient, context)
-        params = None if unread else params_of(lenient)
+        params = None if unread else params_of(_lenient(whole, unread))
         if any(isinstance(group, Compressed) for group, _ in groups):
             note = "the state of the compressor is not counted"
     layers: dict[Group, int] = {}
@@ -159,9 +163,12 @@ def _unread(config: Config, row: Family) -> list[str]:
 
 
 def _lenient(config: Config, unread: Sequence[str]) -> Config:
-    """The config without what is not known and changes no bytes: `unread`, and
-    parts of RoPE. If there is nothing of the kind, it is the same object."""
+    """The config without what is not known and changes no bytes: `unread`, an
+    activation, and parts of RoPE. If there is nothing of the kind, it is the
+    same object."""
     fields = {n: x for n, x in config.fields.items() if n not in unread}
+    if fields.get("hidden_act") != "silu":
+        fields.pop("hidden_act", None)
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(fields.get(name), Mapping):
             fields[name] = _known_rope(fields[name])
@@ -221,8 +228,8 @@ def _groups_by_records(
         else:
             record = record and drop_wide_window(record, context)
             groups = _layer_groups(config, layer, kind, record)
-        if isinstance(mixer, ConvolvedAttention):
-            groups.append(_convolved_group(mixer))
+        if isinstance(mixer, KeysRecord):
+            groups.append(_keys_group(mixer))
         result += [(group, 1) for group in groups]
     return result
 
@@ -250,8 +257,8 @@ def _compressed_group(r: CompressedAttention) -> Compressed:
     )
 
 
-def _convolved_group(r: ConvolvedAttention) -> Group:
-    """The keys and values beside the inputs of the convolutions."""
+def _keys_group(r: KeysRecord) -> Group:
+    """The keys and values, beside what else a layer keeps."""
     sizes = {
         "layers": 1,
         "q_heads": r.n_heads,
@@ -259,8 +266,9 @@ def _convolved_group(r: ConvolvedAttention) -> Group:
         "head_dim": r.key_dim,
         "v_head_dim": r.key_dim,
     }
-    if r.window:
-        return Sliding(**sizes, sliding_window=r.window)
+    window = window_of(r)
+    if window:
+        return Sliding(**sizes, sliding_window=window)
     return Full(**sizes)
 
 
@@ -299,7 +307,8 @@ def group_of(r: AttentionRecord) -> Group | None:
 
 def _state(config: Config, row: Family, layer: int, kind: str) -> Fields:
     """What a layer keeps beside keys and values, as the table says it."""
-    if not row.state and kind not in SOFTMAX and "stores" not in row.fields:
+    known = row.state or row.mixer or "stores" in row.fields
+    if not known and kind not in SOFTMAX:
         raise ValueError(
             message(
                 "{}: what layers of the kind {} store is not known, so the "

@@ -96,7 +96,7 @@ MAY_DIFFER = {
     *("qkv_bias", "o_bias", "rope_theta", "rope_width", "rope_factor"),
     *("rope_length", "rope_low", "rope_high", "rope_share", "rope_size"),
     *("q_growth", "q_growth_from", "q_growth_every", "q_power", "scale"),
-    *("window", "chunk", "shares"),
+    *("window", "chunk", "shares", "differential"),
     *("q_rank", "kv_rank", "rope_dim", "latent_factor", "q_factor", "rate"),
     *("key_dim", "rel_extent"),
 }
@@ -436,7 +436,7 @@ def _is_on(r: AttentionRecord | MixerRecord, name: str) -> bool:
     if name in OWNERS and not _is_on(r, OWNERS[name]):
         return False
     value = getattr(r, name)
-    if name == "shares":  # the first layer is 0
+    if name in ("shares", "differential"):  # the first layer is 0
         return value is not None
     return bool(value) and value != NEUTRAL.get(name)
 

@@ -40,6 +40,27 @@ class StateRecord(MixerRecord):
 
 
 @dataclass(frozen=True)
+class KeysRecord(MixerRecord):
+    """Attention that a template of its own writes, with keys of each token."""
+
+    n_heads: int
+    key_dim: int
+    n_kv_heads: int
+
+
+@dataclass(frozen=True)
+class WindowRecord(KeysRecord):
+    """The same, where some layers keep a window alone."""
+
+    window: int | None
+
+
+def window_of(r: KeysRecord) -> int | None:
+    """The tokens in sight, if they are bounded."""
+    return r.window if isinstance(r, WindowRecord) else None
+
+
+@dataclass(frozen=True)
 class GatedDeltaNet(StateRecord):
     """The delta rule with one decay per head."""
 
@@ -103,15 +124,51 @@ class Mamba2(StateRecord):
 
 
 @dataclass(frozen=True)
-class ConvolvedAttention(MixerRecord):
+class MLSTM(StateRecord):
+    """The matrix memory of xLSTM: an exponential gate, and its sum."""
+
+    value_dim: int
+    bias: bool
+    cap: float  # of both gates
+
+
+@dataclass(frozen=True)
+class RGLRU(MixerRecord):
+    """A gated linear recurrence of each channel (RecurrentGemma)."""
+
+    width: int  # channels
+    n_heads: int  # blocks of the gates
+    kernel: int
+
+
+@dataclass(frozen=True)
+class RoutedAttention(KeysRecord):
+    """Attention whose queries and outputs experts project (JetMoE)."""
+
+    n_experts: int
+    n_chosen: int  # of which a token has the queries
+    rope_theta: float
+    scale: float
+
+
+@dataclass(frozen=True)
+class CCA(WindowRecord):
+    """Compressed convolutional attention, on convolved queries (ZAYA1)."""
+
+    kernel: int
+    second_kernel: int
+    bias: bool
+    rope_theta: float
+    rope_width: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class ConvolvedAttention(WindowRecord):
     """Attention whose keys and values pass a short convolution (Inkling)."""
 
-    n_heads: int
-    key_dim: int
-    n_kv_heads: int
     kernel: int
     eps: float
-    window: int | None
     # The bias of a score by its distance, up to `rel_extent` tokens.
     rel_dim: int
     rel_extent: int
@@ -156,6 +213,10 @@ RECORDS: dict[str, type[MixerRecord]] = {
         Mamba,
         Mamba2,
         ShortConv,
+        MLSTM,
+        RGLRU,
+        RoutedAttention,
+        CCA,
         ConvolvedAttention,
         CompressedAttention,
     )

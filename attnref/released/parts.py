@@ -6,7 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnref.released.mixers import CompressedAttention, ConvolvedAttention
+from attnref.released.mixers import (
+    CompressedAttention,
+    KeysRecord,
+    window_of,
+)
 from attnref.released.record import AttentionRecord, Config
 
 Records = Mapping[int, AttentionRecord]
@@ -99,6 +103,9 @@ PARTS: dict[str, Part] = {
     "window": Part(lambda r: r.window, lambda r: {"window": None}),
     "chunk": Part(lambda r: r.chunk, lambda r: {"chunk": None}),
     "sinks": Part(lambda r: r.with_sinks, lambda r: {"with_sinks": False}),
+    "differential": Part(
+        lambda r: r.differential is not None, lambda r: {"differential": None}
+    ),
     "head_norm": Part(lambda r: r.head_norm, lambda r: {"head_norm": False}),
     "gate": Part(
         lambda r: r.gate, lambda r: {"gate": None, "gate_bias": False}
@@ -135,8 +142,8 @@ def letters(config: Config, records: Records) -> list[str]:
         r, mixer = records.get(layer), config.mixers.get(layer)
         if isinstance(mixer, CompressedAttention):
             result.append("K" if mixer.rate > 1 else "W")
-        elif isinstance(mixer, ConvolvedAttention):
-            result.append("W" if mixer.window else "F")
+        elif isinstance(mixer, KeysRecord):
+            result.append("W" if window_of(mixer) else "F")
         elif r is None:
             result += [] if others[layer : layer + 1] in ("E", "-") else ["R"]
         elif r.shares is not None:

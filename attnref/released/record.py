@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from attnref.released.expression import names_in, value_of
 from attnref.released.mixers import (
     RECORDS,
-    ConvolvedAttention,
     GatedDeltaNet,
+    KeysRecord,
     Mamba2,
     MixerRecord,
 )
@@ -101,6 +101,7 @@ class AttentionRecord:
     chunk: int | None = None
     with_sinks: bool = False
     # output
+    differential: int | None = None  # pairs of heads: the layer's number
     head_norm: bool = False
     gate: str | None = None  # "per channel", "per head" or "in q_proj"
     gate_act: str = "sigmoid"
@@ -290,7 +291,7 @@ def _check_heads(r: MixerRecord) -> MixerRecord:
                 r.n_v_heads,
             )
         )
-    if isinstance(r, ConvolvedAttention) and r.n_heads % r.n_kv_heads:
+    if isinstance(r, KeysRecord) and r.n_heads % r.n_kv_heads:
         raise ValueError(
             message(
                 "{}: n_kv_heads={} does not divide n_heads={}",
@@ -390,13 +391,17 @@ KIND_NAMES = {  # kinds of layers by the names that some files give them
     "hybrid": "full_attention",  # beside a state
     "deepseek_sparse_attention": INDEXED,
     "minimax_m3_sparse": INDEXED,
+    "recurrent": "linear_attention",
 }
 KINDS = "full_attention", "sliding_attention", "chunked_attention", INDEXED
 ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
 DRAFTS = "eagle", "dflash", "dspark", "draft", "medusa"
 FAMILY = {  # the family behind other names in files
     "deepseek_ref": "deepseek_v4",
+    "inkling_mm_model": "inkling_text",
+    "inkling_model": "inkling_text",
     "kimi_k2": "deepseek_v3",
+    "mimo": "qwen2",
     "minimax_m3": "minimax_m3_vl_text",
     "qwen3_asr": "qwen3",
     "qwen3_asr_text": "qwen3",
@@ -664,8 +669,12 @@ def present(row: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 def _kinds(family: str, row: Family, config: Mapping[str, Any]) -> list[str]:
     """What the config calls its layers."""
     values = present(row, config)
+    pattern = value_of(row.fields.get("pattern"), Fields(values))
     blocks = values.get("layers_block_type")
-    names = "num_hidden_layers", "n_layer", "n_layers", "num_layers"
+    names = (
+        *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        "num_blocks",
+    )
     name = next((name for name in names if name in values), names[0])
     size = len(blocks) if blocks else values.get(name)
     count = _size(size, family, {name: size})
@@ -673,6 +682,9 @@ def _kinds(family: str, row: Family, config: Mapping[str, Any]) -> list[str]:
         raise ValueError(
             message("{}: {} layers are more than {}", family, count, MANY)
         )
+    if pattern:  # it repeats
+        kinds = [pattern[layer % len(pattern)] for layer in range(count)]
+        values = {**values, "layer_types": kinds}
     for name in ("layer_types", "layers_block_type"):
         kinds = values.get(name) or [""] * count
         if isinstance(kinds, str):

@@ -86,6 +86,14 @@ def stored_shares(config: Config) -> list[Share]:
     quant = quantization_of(config)
     dtype = dtype_of(config)
     width = WIDTHS.get(str(dtype), 16 if quant else 0)
+    if dtype is None and not width:
+        raise ValueError(
+            message(
+                "{}: the config has no torch_dtype; pass the size of its "
+                "weights",
+                family,
+            )
+        )
     if not width:
         raise ValueError(
             message(
@@ -129,6 +137,14 @@ def _unwrapped(quant: Mapping[str, Any]) -> Mapping[str, Any]:
     """What NVIDIA's file says, or a config, without its outer name."""
     inner: Mapping[str, Any] = quant.get("quantization") or quant
     return inner
+
+
+def both_formats(config: Config, file: Mapping[str, Any]) -> Any:
+    """What NVIDIA's file says; of layers that it does not list, what the config
+    says, whose weights it has left as they were."""
+    quant = _unwrapped(file)
+    own = config.quantization if quant.get("quantized_layers") else {}
+    return {**own, **quant} if isinstance(own, Mapping) else quant
 
 
 def index_bytes(config: Config) -> int:

@@ -11,14 +11,19 @@ from attnref.released.record import (
     Config,
     Fields,
     families,
+    present,
     read_by,
 )
 
-BIASES = "mlp_bias", "use_bias", "lm_head_bias", "bias", "add_bias_linear"
+# Fields that add parameters, where a row does not read them.
+ADDED = (
+    *("mlp_bias", "use_bias", "lm_head_bias", "bias", "add_bias_linear"),
+    *("routed_expert_hidden_size", "attn_res_block_size"),  # of Kimi K3
+)
 # Entries that read other entries are computed after these, and then matrices.
 LAST = (
-    *("inner", "sparse", "beside", "reduced", "vectors", "buffer", "mixer"),
-    *("norms", "ends", "once", "tied"),
+    *("owned", "inner", "sparse", "beside", "reduced", "vectors", "buffer"),
+    *("mixer", "norms", "ends", "once", "tied"),
 )
 ORDER = {name: n + 1 for n, name in enumerate(LAST)}
 BUFFER = "norm_buffer"  # in files, but no parameters
@@ -47,7 +52,7 @@ def matrices_of(config: Config) -> list[Matrix]:
     """
     row = families().get(config.family)
     entries = row.weights if row else {}
-    unread = {*BIASES} - read_by(entries)
+    unread = {*ADDED} - read_by(entries)
     if not row or not entries or any(config.fields.get(n) for n in unread):
         return []
     names = sorted(entries, key=lambda n: 99 if "." in n else ORDER.get(n, 0))
@@ -57,7 +62,8 @@ def matrices_of(config: Config) -> list[Matrix]:
     at = row.names.get("at", PLACE)
     try:
         for layer, (kind, record) in enumerate(config.layers):
-            values = Fields(config.fields, layer=layer, layer_type=kind)
+            fields = present(row, config.fields)
+            values = Fields(fields, layer=layer, layer_type=kind)
             for name in names:
                 values[name] = value_of(entries[name], values)
             base = at.split("{}")[0] + str(layer)
@@ -67,11 +73,14 @@ def matrices_of(config: Config) -> list[Matrix]:
                 "mixer": f"{mixer}.",
                 "layer": f"{base}.",
             }
-            if record:
-                place = at.format(layer)
-                for matrix in attention_matrices(record):
+            # Of LongCat, a layer has two; of Zamba2, some have one in common.
+            modules = [at, at[:-1] + "1"] if at[-2:] == ".0" else [at]
+            own = record if values.get("owned", True) else None
+            for place in modules:
+                for matrix in attention_matrices(own) if own else ():
                     name = row.names.get(matrix.name, matrix.name)
-                    result.append(matrix._replace(name=f"{place}.{name}"))
+                    name = f"{place.format(layer)}.{name}"
+                    result.append(matrix._replace(name=name))
             compressed = config.mixers.get(layer)
             if isinstance(compressed, CompressedAttention):
                 result += _compressed(compressed, f"{base}.attn.")
@@ -141,6 +150,7 @@ def attention_matrices(r: AttentionRecord) -> Iterator[Matrix]:
         k = v = 0
     vectors = r.o_bias * (r.d_out or d) + r.with_sinks * heads
     vectors += r.sub_norm * out
+    vectors += (r.differential is not None) * 4 * r.head_dim
 
     def split(name: str, rows: int, columns: int, parts: int = heads) -> Matrix:
         return Matrix(name, rows, columns, 1, parts, True)

@@ -25,7 +25,7 @@ from attnref.released.configured import ConfiguredAttention
 from attnref.released.devices import devices
 from attnref.released.from_config import drop_wide_window, group_of
 from attnref.released.generate import file_from
-from attnref.released.mixers import CompressedAttention, ConvolvedAttention
+from attnref.released.mixers import CompressedAttention, KeysRecord, window_of
 from attnref.released.parts import Records, composition, letters, parts_of, standard
 from attnref.released.record import AttentionRecord, Config, read_config
 from attnref.released.specs import chinese_names as makers_of
@@ -148,13 +148,13 @@ class Released(NamedTuple):
                 r.kind,
                 r.d_model,
                 r.n_heads,
-                r.n_kv_heads if isinstance(r, ConvolvedAttention) else 1,
+                r.n_kv_heads if isinstance(r, KeysRecord) else 1,
                 r.key_dim,
                 r.key_dim,
-                window=r.window,
+                window=window_of(r) if isinstance(r, KeysRecord) else r.window,
             )
             for layer, r in self.reading.mixers.items()
-            if isinstance(r, CompressedAttention | ConvolvedAttention)
+            if isinstance(r, CompressedAttention | KeysRecord)
         }
 
     @property
@@ -517,12 +517,12 @@ def _kinds_of_layers(model: Released, language: str) -> dict[str, int]:
                 label += joined("and", linked(name))
         if mixer and r:
             label = joined("beside", label, linked(mixer.kind))
-        elif isinstance(mixer, CompressedAttention | ConvolvedAttention):
-            if isinstance(mixer, ConvolvedAttention):
+        elif isinstance(mixer, CompressedAttention | KeysRecord):
+            if isinstance(mixer, KeysRecord):
                 label = linked("GQA") + joined("and", linked(mixer.kind))
             else:
                 label = linked(mixer.kind if mixer.rate > 1 else "MQA")
-            if mixer.window:
+            if window_of(mixer) if isinstance(mixer, KeysRecord) else mixer.window:
                 label += joined("and", linked("window"))
         elif mixer:
             label = joined("recurrent", linked(mixer.kind))

@@ -199,6 +199,10 @@ HYBRIDS = {
     "Mamba": ("jamba", "eps"),
     "Mamba2": ("falcon_h1", "out_factor"),
     "ShortConv": ("lfm2", "kernel"),
+    "MLSTM": ("xlstm", "cap"),
+    "RGLRU": ("recurrent_gemma", "kernel"),
+    "RoutedAttention": ("jetmoe", "scale"),
+    "CCA": ("zaya", "scale"),
     "ConvolvedAttention": ("inkling_text", "scale"),
     "CompressedAttention": ("deepseek_v4", "scale"),
 }

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    DynamicCache,
     MiMoV2FlashConfig,
     MiMoV2FlashForCausalLM,
     PretrainedConfig,
@@ -92,7 +93,7 @@ CHUNKS = {
 # Families that are read at once: without a cache, or with layers read twice.
 WHOLE = "ctrl", "granite4_vision_text", "openai-gpt"
 # Families whose recurrent layers begin anew at a call of several tokens.
-RESTARTS = "falcon_mamba", "jamba", "mamba"
+RESTARTS = "falcon_mamba", "jamba", "mamba", "recurrent_gemma"
 TABLES = yaml.safe_load((ROOT / "tests/kit/families.yml").read_text("utf-8"))
 
 
@@ -232,6 +233,8 @@ def seen(
     tokens = torch.randint(3, 41, (rows, sum(chunks)))
     parameters = inspect.signature(model.forward).parameters
     past, start = None, 0
+    if family == "recurrent_gemma" and len(chunks) > 1:
+        past = DynamicCache(config=model.config)  # its output has none
     for T in chunks:
         end = start + T
         options = {}
@@ -246,7 +249,7 @@ def seen(
             use_cache=len(chunks) > 1,
             **options,
         )
-        past, start = getattr(out, "cache", None), end
+        past, start = getattr(out, "cache", past), end
     for hook in hooks:
         hook.remove()
     return layers
@@ -276,12 +279,15 @@ def seen_alone(
 
 # In transformers, blocks of tokens of these start at the first pad, or pads
 # are told only for the tokens of a call.
-ROW_BY_ROW = "deepseek_v4", "falcon_mamba", "mamba", "minimax_m3_vl_text"
+ROW_BY_ROW = (
+    *("deepseek_v4", "falcon_mamba", "mamba", "minimax_m3_vl_text"),
+    *("recurrent_gemma", "xlstm"),
+)
 NOT_TEXT = "(Vision|Audio)(?!Text)"  # of Granite 4 Vision, the text too
 RECURRENT = (
     r"kV4Attention|InklingAttention|TextLinearAttention|Delta|\wMixer$|"
     r"MambaLayer$|Lightning"
-    "|ShortConv$"
+    "|ShortConv$|xLSTMLayer|JetMoeAttention|RecurrentBlock|ZayaAttention"
 )
 PROJECTIONS = {
     *("q_proj", "qkv_proj", "query_key_value", "q_b_proj", "c_attn"),

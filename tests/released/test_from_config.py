@@ -14,7 +14,8 @@ from attnref.released.record import families, sized
 from attnref.released.specs import configs, find_model
 from tests.kit.families import FAMILIES, SIZED, config_of, model_of, shape_of
 
-UNLIKE = {"granite4_vision_text", "openai-gpt"}  # have no cache to count
+# Have no cache to count, or do not return it.
+UNLIKE = {"granite4_vision_text", "openai-gpt", "recurrent_gemma", "xlstm"}
 
 
 def shape_of_theirs(config):
@@ -80,6 +81,10 @@ def test_the_parameters_of_a_family_are_those_of_transformers(family, changes):
         heads = {"lm_head", "embed_out"} & model._modules.keys()
         if not heads and not tied:
             count += config.vocab_size * config.hidden_size
+        if family == "longcat_flash":  # theirs has matrices of experts that
+            c = config  # only pass x on, which no file has
+            width = c.expert_ffn_hidden_size * c.hidden_size
+            count -= c.num_layers * c.zero_expert_num * 2 * width
         assert params == count
 
 
@@ -131,6 +136,10 @@ def test_the_cache_of_every_family_is_that_of_transformers(family):
     if "not counted" in model.note:
         return
     states = [states_of(layer) for layer in past.layers]
+    if family == "zaya":  # all inputs are read again, and a value is no state
+        kinds = "recurrent_states", "conv_states"
+        kept = [getattr(x, kind)[0] for x in past.layers for kind in kinds]
+        states = [2 * t.numel() for t in kept]
     lightning = getattr(past, "linear_cache", [])
     states += [4 * t.numel() for t in lightning if len(t)]
     assert state_bytes(model, batch=3) == sum(states)

@@ -459,7 +459,7 @@ LET = {
     "images",
     "local",
     "own_sizes",
-    "patterns",
+    *("pattern", "patterns"),
 }
 ENTRIES = {
     "fields": {"kind", *LET, *(f.name for f in fields(AttentionRecord))},

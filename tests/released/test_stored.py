@@ -21,6 +21,7 @@ from attnref.released.record import read_config
 from attnref.released.specs import configs
 from attnref.released.stored import (
     ALGORITHMS,
+    both_formats,
     reader_of,
     stored_bytes,
     stored_shares,
@@ -242,6 +243,34 @@ def test_each_expert_may_be_listed_by_the_name_that_its_family_gives_it():
     del listed["model.layers.1.mlp.strange"]
     listed["model.layers.4.mlp.gate_proj"] = {"quant_algo": "FP8"}
     assert size_of(quantised) == size_of(fields) - less, "a draft layer"
+
+
+def test_what_nvidias_file_does_not_list_is_stored_as_the_config_says():
+    """Experts of DeepSeek-V4 in NVFP4, and the rest in FP8, as it was."""
+    fields = config_with(config_of("mixtral", **SIZES))
+    own = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    config = read_config(fields | {"quantization_config": own})
+    listed = {
+        f"layers.{n}.block_sparse_moe.experts": {"quant_algo": "NVFP4"}
+        for n in range(4)
+    }
+    quant = {"quant_algo": "MIXED_PRECISION", "quantized_layers": listed}
+    sizes = {"alone": {"quantization": quant}}
+    sizes["both"] = both_formats(config, sizes["alone"])
+    for name, form in sizes.items():
+        sizes[name] = size_of(fields | {"quantization_config": form})
+    experts, rest = 0, 0
+    for m in matrices_of(config):
+        is_linear = m.rows > 1 and "embed" not in m.name
+        if ".experts." in m.name:
+            experts += m.params
+        elif is_linear and not m.name.endswith(("gate", "lm_head")):
+            blocks = -(-m.rows // 128) * -(-m.columns // 128)
+            rest += m.params - 4 * blocks
+    assert experts and rest
+    assert sizes["alone"] - sizes["both"] == rest
+    form = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    assert both_formats(config, form) == form
 
 
 def test_devices_split_heads_and_have_copies_of_the_rest():

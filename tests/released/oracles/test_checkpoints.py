@@ -24,7 +24,8 @@ from tests.kit.checkpoints import (
     wrappers,
     write,
 )
-from tests.kit.families import FAMILIES, config_of, model_of
+from tests.kit.compare import relative_error
+from tests.kit.families import FAMILIES, config_of, model_of, seen
 
 # One of each way in which names differ; the audit takes all families.
 QUICK = {
@@ -95,21 +96,23 @@ def by_longer_file(folder, fields, layer, **options):
 READERS = pytest.mark.parametrize("read", [by_package, by_file])
 
 
-def quantise(tensors, module):
-    """In FP8 with a scale per block of 16 x 16; what it means, by name."""
+def quantise(tensors, module, block=(16, 16)):
+    """In FP8 with a scale per block; what it means, by name."""
     meant = {}
     for name in [n for n in tensors if module in n]:
         weight = tensors[name].to(torch.float8_e4m3fn)
-        rows, columns = (-(-size // 16) for size in weight.shape)
-        scale = torch.rand(rows, columns)
+        sizes = zip(weight.shape, block, strict=True)
+        scale = torch.rand([-(-size // length) for size, length in sizes])
         tensors |= {name: weight, f"{name}_scale_inv": scale}
-        spread = scale.repeat_interleave(16, 0).repeat_interleave(16, 1)
+        spread = scale.repeat_interleave(block[0], 0)
+        spread = spread.repeat_interleave(block[1], 1)
         spread = spread[: weight.shape[0], : weight.shape[1]]
         meant[name] = weight.float() * spread
     return meant
 
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+OBLONG = FP8 | {"weight_block_size": [16, 32]}
 
 
 @pytest.mark.parametrize("read", [by_package, by_longer_file])
@@ -135,6 +138,76 @@ def test_the_short_file_refuses_quantised_weights_by_name(tmp_path):
         fields
     )
     assert "load dequantises them" in file_of(fields, dequantise=True)
+
+
+GIVE = "    module.load_state_dict("
+SWAP = """\
+    pair = "q_proj.weight", "k_proj.weight"
+    weights |= {a: weights[b] for a, b in zip(pair, pair[::-1])}
+"""
+SPREAD = "_spread(weight.float(), _factor(scale), block)"
+STACK = "torch.stack([t.to(x.dtype) for t in both], dim=-1).flatten(-2)"
+# A family, and lines of its file with what a fault makes of them.
+FAULTS = {
+    "two projections are swapped": ("llama", {GIVE: SWAP + GIVE}),
+    "a fused weight is split in another order": (
+        "molmo2_text",
+        {
+            '        "q_proj.weight",\n        "k_proj.weight",\n': (
+                '        "k_proj.weight",\n        "q_proj.weight",\n'
+            )
+        },
+    ),
+    "rows of pairs that are neighbours are read as halves": (
+        "cohere",
+        {
+            "x.unflatten(-1, (-1, 2)).unbind(-1)": "x.chunk(2, dim=-1)",
+            STACK: "torch.cat([t.to(x.dtype) for t in both], dim=-1)",
+        },
+    ),
+    "a scale is transposed": (
+        "llama",
+        {SPREAD: SPREAD.replace("(scale)", "(scale.mT)")},
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@torch.no_grad()
+def test_a_fault_of_loading_changes_what_a_layer_gives(fault, tmp_path):
+    """Of heads and scales so many that no shape tells of it."""
+    family, lines = FAULTS[fault]
+    config = config_of(family, num_key_value_heads=6)
+    model, fields = model_of(config), config.to_dict()
+    tensors = published(model, family)
+    if "scale" in fault:
+        fields |= {"quantization_config": FP8}
+        model.load_state_dict(quantise(tensors, "self_attn"), strict=False)
+    folder = write(tmp_path, fields, tensors)
+    theirs = seen(model, family, (24,), None)[1]
+    [(x, expected)] = theirs.calls
+    text, errors = file_of(fields, dequantise="scale" in fault), []
+    for replaced in ({}, lines):
+        for line, other in replaced.items():
+            assert text.count(line) == 1, line
+            text = text.replace(line, other)
+        space = {}
+        exec(text, space)
+        layer = space["load"](folder, theirs.layer)
+        errors.append(relative_error(layer(x), expected))
+    assert errors[0] < 2e-6
+    assert errors[1] > 0.1
+
+
+def test_a_transposed_scale_of_oblong_blocks_is_refused(tmp_path):
+    fields, tensors = tiny(tmp_path, quantization_config=OBLONG)
+    quantise(tensors, "self_attn", (16, 32))
+    for name in [n for n in tensors if "scale_inv" in n]:
+        tensors[name] = tensors[name].T.contiguous()
+    folder = write(tmp_path, fields, tensors)
+    for read in (by_package, by_longer_file):
+        with pytest.raises(ValueError, match=r"2 scales for 60 rows .* of 16"):
+            read(folder, fields, 1)
 
 
 @READERS

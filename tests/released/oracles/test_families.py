@@ -32,7 +32,11 @@ from attnref import (
 from attnref.numbers.shapes import Recurrent
 from attnref.released.configured import attention_from_config
 from attnref.released.generate import file_of
-from attnref.released.mixers import CompressedAttention, Mamba2
+from attnref.released.mixers import (
+    CompressedAttention,
+    Mamba2,
+    RoutedAttention,
+)
 from attnref.released.parts import parts_of
 from attnref.released.record import families, read_config
 from sitekit import ROOT
@@ -137,9 +141,9 @@ def publish(folder, config, model, prefix):
     return write(folder, config, texts | others, shards=len(prefix) % 3 + 1)
 
 
-# In float32, theirs and ours round so much that on some processors the sum of
-# both exceeds the bound.
-IN_FLOAT64 = {"falcon_mamba"}
+# In float32, theirs and ours round so much that the sum of both exceeds the
+# bound: on some processors, or where a gate is an exponential.
+IN_FLOAT64 = {"falcon_mamba", "xlstm"}
 
 
 @torch.no_grad()
@@ -264,7 +268,7 @@ STATES = {
     for name in FAMILIES
     if families()[name].mixer
     for r in mixers_of(config_of(name).to_dict()).values()
-    if not isinstance(r, CompressedAttention)
+    if not isinstance(r, CompressedAttention | RoutedAttention)
 }
 
 
@@ -296,16 +300,19 @@ def test_a_state_passes_chunks_and_is_not_changed_by_any_pad(kind):
         for part in rows.to(dtype).split((65, 1, 64, S - 130), dim=1):
             end += part.shape[1]
             out.append(file_layer(part, cache=cache, valid=valid[:, :end]))
-        actual = torch.cat(out, dim=1)[valid].float()
-        error = (actual - expected.flatten(0, 1)).norm() / expected.norm()
+        actual, wanted = torch.cat(out, dim=1)[valid], expected.flatten(0, 1)
+        if dtype != torch.float32:  # an exponential of a rounded x is another
+            rounded = rows.to(dtype).float()
+            wanted = file_layer.float()(rounded, valid=valid)[valid]
+        error = (actual.float() - wanted).norm() / wanted.norm()
         assert error < bound, dtype
         if group.state_heads:
             assert cache.kept[-1].dtype == torch.float32
-        if kind == "ConvolvedAttention":  # by rows, and keys too
+        if kind in ("CCA", "ConvolvedAttention"):  # by rows, and keys too
             continue
         state = group.state_heads * group.key_dim * group.value_dim
         inputs = group.conv_channels * (group.conv_kernel - 1)
-        elements = sum(t.numel() for t in cache.kept)
+        elements = sum(t.numel() for t in cache.kept if t.is_floating_point())
         assert (cache.length, elements) == (S, ROWS * (state + inputs))
 
 

@@ -45,7 +45,7 @@ from tests.kit.families import (
 BOUND = 2e-6  # both round in float32, and frequencies in different order
 # What GQA and MLA do not take is left out of both layers.
 LEFT_OUT = {
-    "d_out",
+    *("d_out", "differential"),
     *("fused", "transposed", "shares", "is_shared", "k_is_v", "latent_factor"),
     *("index_topk", "index_own", "clip", "k_factor", "v_factor", "norm"),
     *("v_norm", "rope_backwards", "q_factor", "q_growth", "q_power"),
