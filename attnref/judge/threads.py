@@ -146,3 +146,35 @@ class Ranks:
         return Text(
             "; ".join(t.en for t in texts), "；".join(t.zh for t in texts)
         )
+
+
+class OnRanks(torch.autograd.Function):
+    """What `work(group, *parts)` returns on each rank, stacked; the first axis
+    of each tensor has the parts of the ranks. In the backward pass all ranks
+    run again: one thread alone would wait for the others without end."""
+
+    @staticmethod
+    def forward(ctx: Any, work: Any, *tensors: Tensor) -> Tensor:
+        ctx.ranks = Ranks(len(tensors[0]))
+        ctx.leaves = [
+            [x.detach().clone().requires_grad_() for x in parts]
+            for parts in zip(*tensors, strict=True)
+        ]
+
+        def run(group: Any) -> Tensor:
+            with torch.set_grad_enabled(any(ctx.needs_input_grad)):
+                out: Tensor = work(group, *ctx.leaves[group.rank])
+            return out
+
+        ctx.outs = ctx.ranks.run(run)
+        return torch.stack([out.detach() for out in ctx.outs])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        def run(group: Any) -> Any:
+            r = group.rank
+            return torch.autograd.grad(
+                ctx.outs[r], ctx.leaves[r], grad[r], materialize_grads=True
+            )
+
+        return None, *map(torch.stack, zip(*ctx.ranks.run(run), strict=True))
