@@ -1744,7 +1744,7 @@ def gradients_on_ranks(split: Split, function: str = "") -> Drive:
             torch.empty(0)
             if name in results[0][2]
             else split.join(name, parts, inputs)
-            for name, parts in zip(names, zip(*gradients), strict=True)
+            for name, *parts in zip(names, *gradients, strict=True)
         )
 
     def run(solution: Solution, inputs: Inputs) -> Outputs:
@@ -1812,7 +1812,7 @@ def add_text_probes(add: Probes, draw: Draw, heads: Sequence[int]) -> None:
     rows = function_of(drive, "q", "k", "v", "positions")
     add.from_page("rows", base, rows)
     slopes = gradients_on_ranks(TOKENS_SPLIT, name)
-    for n, K in ((2, heads[0]), (4, heads[0]), (3, heads[-1])):
+    for n, K in ((4, heads[0]), (3, heads[-1])):
         mild = text_on_ranks(draw, places(n, 4 * n), 2, H, K, 4, 3, limit=4)
         add("gradients", mild, drive=slopes)
     add.dtypes(
@@ -1824,7 +1824,7 @@ def ring_attention_probes() -> list[Probe]:
     draw, add = Draw(19), Probes(call_on_ranks(TOKENS_SPLIT))
     add_text_probes(add, draw, (4, 2))
     slopes = gradients_on_ranks(TOKENS_SPLIT)
-    for n, T in ((2, 8), (3, 11), (4, 17)):
+    for n, T in ((2, 8), (4, 17)):
         text = text_on_ranks(draw, places(n, T), 3, 4, 2, 4, 3, limit=6)
         t = torch.arange(T)
         ends = torch.tensor([[3], [T // 2], [T - 2]])
@@ -1858,7 +1858,7 @@ def split_heads_probes() -> list[Probe]:
         add(prop, *inputs, drive=drive, function=name)
 
     add_layer("same", make(1, 1, 2, 2, 2, 1, 1), make(2, 1, 2, 2, 2, 2, 1))
-    for n, K in ((1, 4), (2, 4), (3, 12), (3, 3), (4, 4), (4, 2), (4, 1)):
+    for n, K in ((1, 4), (2, 4), (3, 12), (4, 2), (4, 1)):
         add_layer("same", add_digits(make(n, 3, 5, 6, 12, K, 2)))
         mild = make(n, 2, 5, 6, 12, K, 2, limit=2)
         add_layer("gradients", mild, drive=slopes)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from attnref.judge.words import phrase
 from attnref.plain.ranks import Group
@@ -25,7 +26,7 @@ class SolutionError(Exception):
         super().__init__(self.text.en)
 
 
-class Stuck(SolutionError):
+class StuckError(SolutionError):
     """A rank waits for what will never come."""
 
 
@@ -87,7 +88,7 @@ class Ranks:
         first = {
             rank: error
             for rank, error in errors.items()
-            if not isinstance(error, Stuck)
+            if not isinstance(error, StuckError)
         } or errors
         rank = min(first)
         if isinstance(first[rank], SolutionError) or len(first) == self.n:
@@ -125,7 +126,7 @@ class Ranks:
                     self.stuck = self.situation()
                     self.change.notify_all()
                 if self.stuck:
-                    raise Stuck("ranks stuck", how=self.stuck)
+                    raise StuckError("ranks stuck", how=self.stuck)
                 self.change.wait()
             del self.waits[me]
             return self.letters[r, me].popleft()
@@ -170,6 +171,7 @@ class OnRanks(torch.autograd.Function):
         return torch.stack([out.detach() for out in ctx.outs])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         def run(group: Any) -> Any:
             r = group.rank

@@ -390,7 +390,9 @@ def _ranks(p: Any, case: Case) -> Any:
     if case.with_sinks:
         parts.append(case.input("sinks", "H").expand(case.n, -1))
 
-    def work(group: Any, q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Any:
+    def work(
+        group: Any, q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor
+    ) -> Any:
         inputs = q, k, v, positions[group.rank], group
         if case.all_to_all:
             return p.ulysses.ulysses(*inputs)
