@@ -545,6 +545,33 @@ def test_a_rank_that_fails_stops_all(how):
         assert ENDED == ["rank 1 stopped"] * 3
 
 
+def relay_of(B):
+    q, v, gate = (torch.zeros(B, 2, 4, *more) for more in ((3,), (5,), ()))
+    rule = gated_delta.delta_rule
+    return lambda group: relay(rule, q, q, v, gate, gate, group=group)
+
+
+def layer_of(T):
+    w = torch.zeros(8, 8)
+    parts = w, w[:4], w[:4], w
+    return lambda group: tp.gqa(torch.zeros(2, T, 8), *parts, 4, group)
+
+
+def tail_of(B):
+    return lambda group: after_tail(torch.zeros(B, 5, 4), 3, group)
+
+
+@pytest.mark.parametrize("make", [relay_of, layer_of, tail_of])
+def test_a_message_of_another_size_is_refused(make):
+    """Also where it could be broadcast: rank 0 has one row or token."""
+
+    def work(group):
+        return make(1 if group.rank == 0 else 2)(group)
+
+    with pytest.raises(ValueError, match=r"rank \d sent \[.*\], not \["):
+        on_threads(work, 3)
+
+
 def test_heads_that_cannot_be_split_are_refused():
     with pytest.raises(ValueError, match="6 heads cannot be split over 4"):
         tp.rows(torch.zeros(12, 3), 6, Rank(0, 4))
