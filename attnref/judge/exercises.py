@@ -1638,7 +1638,7 @@ def join_tokens(name: str, parts: Sequence[Tensor], inputs: Inputs) -> Tensor:
     """The tokens of all ranks at their positions; each rank has a share of the
     gradient of the sinks."""
     if name == "sinks":
-        return sum(parts[1:], parts[0])
+        return torch.stack([*parts]).sum(0)
     shape = *inputs["q"].shape[:3], inputs["v"].shape[3]
     whole = torch.zeros(inputs.get(name, torch.empty(shape)).shape)
     whole = F.pad(whole, (0, 0, 0, 1)).to(parts[0].dtype)
@@ -1766,7 +1766,8 @@ def _clone(value: Any) -> Any:
 
 def places(n: int, T: int, how: str = "zigzag") -> Tensor:
     """The positions (1, n, t) of n ranks that hold T tokens; -1 = a pad."""
-    return Plain().ring_attention.place(T, n, how)[None]
+    placed: Tensor = Plain().ring_attention.place(T, n, how)
+    return placed[None]
 
 
 def text_on_ranks(

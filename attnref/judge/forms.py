@@ -442,6 +442,9 @@ class AllGather(torch.autograd.Function):
         return ctx.group.swap(grad).sum(0), None
 
 
+gather: Callable[..., Tensor] = AllGather.apply
+
+
 class Whole(torch.autograd.Function):
     """The parts of a weight, for a layer that each rank computes as a whole:
     its gradient is whole, too. Of several copies of a part, the first."""
@@ -457,6 +460,9 @@ class Whole(torch.autograd.Function):
         return grad[ctx.part], None, None
 
 
+whole: Callable[..., Tensor] = Whole.apply
+
+
 class Copied(torch.autograd.Function):
     """A weight of which each rank of a group has a copy."""
 
@@ -468,6 +474,9 @@ class Copied(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.group.total(grad), None
+
+
+copied: Callable[..., Tensor] = Copied.apply
 
 
 def _with_sinks(
@@ -492,8 +501,7 @@ def _all_keys(p: Plain, attention: Callable[..., Any]) -> object:
     ) -> Any:
         q, k, v, i, group = inputs
         k, v, j = (
-            torch.cat([*AllGather.apply(x, group)], dim=-2)
-            for x in (k, v, i[..., None])
+            torch.cat([*gather(x, group)], dim=-2) for x in (k, v, i[..., None])
         )
         i, j = i[:, :, None], j.mT
         mask = (j >= 0) & (j <= i)
@@ -537,8 +545,7 @@ def _whole_layer(p: Plain) -> object:
         x, *weights, H, K, group = inputs
         copies = 1, max(1, group.size // K), max(1, group.size // K), 1
         parts = (
-            Whole.apply(w, group, n)
-            for w, n in zip(weights, copies, strict=True)
+            whole(w, group, n) for w, n in zip(weights, copies, strict=True)
         )
         q, k, v, o = (torch.cat([*w], dim=n // 3) for n, w in enumerate(parts))
         heads = zip((q, k, v), (H, K, K), strict=True)
@@ -558,7 +565,7 @@ def _tensor_parallel(p: Plain) -> object:
     def tensor_parallel(*inputs: Any) -> Any:
         x, q, k, v, o, H, K, group = inputs
         copies = p.tensor_parallel.copies(K, group)
-        k, v = (Copied.apply(w, copies) for w in (k, v))
+        k, v = (copied(w, copies) for w in (k, v))
         D = len(q) * group.size // H
         return p.tensor_parallel.gqa(x, q, k, v, o, D, group)
 

@@ -180,3 +180,6 @@ class OnRanks(torch.autograd.Function):
             )
 
         return None, *map(torch.stack, zip(*ctx.ranks.run(run), strict=True))
+
+
+on_ranks: Callable[..., Tensor] = OnRanks.apply

@@ -53,7 +53,7 @@ from attnref.judge.gradients import (
     wrong_gradients,
 )
 from attnref.judge.shapes import Comment, Watch
-from attnref.judge.threads import OnRanks
+from attnref.judge.threads import on_ranks
 from attnref.released.expression import value_of
 from attnref.released.record import AttentionRecord, read_config
 from attnref.words import hint, message, version
@@ -399,7 +399,7 @@ def _ranks(p: Any, case: Case) -> Any:
         ring = p.ring_attention
         return ring.ring_attention(*inputs, ring.causal, *sinks)
 
-    return OnRanks.apply(work, *parts)
+    return on_ranks(work, *parts)
 
 
 def _sinks(p: Any, case: Case) -> Any:

@@ -17,6 +17,7 @@ from attnref.judge.exercises import (
     Drive,
     Inputs,
     Solution,
+    Split,
     call_on_ranks,
     gradients_on_ranks,
     places,
@@ -41,14 +42,15 @@ class Subject(NamedTuple):
     first: list[int]  # the tokens of the first of four ranks
 
 
-def _exercise(name: str, drive: Drive) -> Run:
+def _exercise(name: str, split: Split, function: str = "") -> tuple[Run, Run]:
+    """The plain forms of an exercise: the output of all ranks, and the gradients."""
     form = EXERCISES[name].forms[1]
 
-    def run(p: Plain, inputs: Inputs) -> tuple[Tensor, ...]:
-        inputs = {key: x.clone() if isinstance(x, Tensor) else x for key, x in inputs.items()}
+    def run(drive: Drive, p: Plain, inputs: Inputs) -> tuple[Tensor, ...]:
         return drive(Solution(name, form.make(p)), inputs)
 
-    return run
+    output, gradients = call_on_ranks(split, function), gradients_on_ranks(split, function)
+    return partial(run, output), partial(run, gradients)
 
 
 def _text(n: int) -> Inputs:
@@ -89,13 +91,12 @@ def _relayed(p: Plain, inputs: Inputs, *, gradients: bool = False) -> tuple[Tens
 
 def _subjects() -> dict[str, Subject]:
     zigzag, whole = [0, 1, 14, 15], [*range(TOKENS)]
-    ring, split = (call_on_ranks, gradients_on_ranks), "split_heads"
-    attention = (_exercise("ring_attention", make(TOKENS_SPLIT)) for make in ring)
-    ulysses = (_exercise(split, make(TOKENS_SPLIT, "ulysses")) for make in ring)
-    heads = (_exercise(split, make(HEADS_SPLIT, "tensor_parallel")) for make in ring)
+    ring = _exercise("ring_attention", TOKENS_SPLIT)
+    ulysses = _exercise("split_heads", TOKENS_SPLIT, "ulysses")
+    heads = _exercise("split_heads", HEADS_SPLIT, "tensor_parallel")
     relay = _relayed, partial(_relayed, gradients=True)
     return {
-        "plain.ring_attention": Subject(*attention, _text, ("k", "v"), 2, zigzag),
+        "plain.ring_attention": Subject(*ring, _text, ("k", "v"), 2, zigzag),
         "plain.ulysses": Subject(*ulysses, _text, ("k", "v"), 2, zigzag),
         "plain.tensor_parallel": Subject(*heads, _layer, ("x",), -2, whole),
         "plain.relay": Subject(*relay, _recurrence, ("v",), 2, [0, 1, 2, 3]),
