@@ -13,7 +13,11 @@ from attnref import Attend
 from tests.kit.core import Core
 from tests.kit.declared import declared
 
-CORES: dict[str, Core] = declared("core", "CORE") | declared("kernels", "CORE")
+CORES: dict[str, Core] = {
+    name: core
+    for folder in ("core", "kernels", "plain")
+    for name, core in declared(folder, "CORE").items()
+}
 # What a layer may be given as `attend=` in tests, whose tensors are on the CPU.
 ATTEND: dict[str, Attend] = {
     name: core.attend
@@ -27,7 +31,8 @@ def cores(
     condition: Callable[[Core], bool], *, sampled: bool = False
 ) -> pytest.MarkDecorator:
     """Parametrizes `core` with the cores that meet a condition; `sampled`: with
-    those of Triton, which its interpreter makes slow, in the audit alone."""
+    those of Triton, which its interpreter makes slow, and those declared slow
+    in the audit alone."""
     return pytest.mark.parametrize(
         "core",
         [
@@ -36,7 +41,8 @@ def cores(
                 id=name,
                 marks=[
                     pytest.mark.skipif(bool(core.absent), reason=core.absent),
-                    *[pytest.mark.audit] * (sampled and core.interpreted),
+                    *[pytest.mark.audit]
+                    * (sampled and (core.interpreted or core.slow)),
                 ],
             )
             for name, core in CORES.items()

@@ -51,6 +51,7 @@ from attnref.judge.report import (
     Program,
     Report,
     Verdict,
+    comparison,
     digits_of,
     digits_of_rows,
     gaps_of,
@@ -59,6 +60,7 @@ from attnref.judge.report import (
     tensors_of,
 )
 from attnref.judge.tasks import TASKS, task
+from attnref.judge.threads import RankError
 from attnref.judge.words import phrase
 from attnref.words import Text
 
@@ -76,6 +78,8 @@ EDGES = {"empty", "large", "sums", "gradients", "dtype"}
 # Mistakes that need an argument of this name, which few exercises have.
 NEEDS = {"mask-argument-ignored": "mask", "causal-in-training-only": "train"}
 RUNTIME = "RuntimeError: "
+# Their lines are not those of a solution.
+LIBRARIES = PACKAGE, Path(torch.__file__).parent
 
 
 # ----------------------------------------------------------------- answers
@@ -167,7 +171,7 @@ def ask(
         with torch.no_grad():
             outputs = tuple(map(readable, probe.drive(spy, inputs)))
     except SolutionError as error:
-        message = error.text
+        message, trace = error.text, _trace(error)
     except catch as error:
         message, trace = error_of(error)
     changes = (
@@ -206,6 +210,9 @@ def readable(x: Tensor) -> Tensor:
 
 def error_of(error: BaseException) -> tuple[Text, tuple[str, ...]]:
     """A line that describes an error, and the lines of code that led to it."""
+    if isinstance(error, RankError) and error.__cause__:
+        what, trace = error_of(error.__cause__)
+        return phrase("rank", what=what, rank=error.rank, n=error.size), trace
     return _message(error), _trace(error)
 
 
@@ -237,7 +244,7 @@ def _trace(error: BaseException) -> tuple[str, ...]:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not Path(frame.filename).is_relative_to(PACKAGE)
+        if not any(map(Path(frame.filename).is_relative_to, LIBRARIES))
     ]
     file = frames[0].filename if frames else ""
     return tuple(
@@ -433,9 +440,8 @@ def candidates(
     A form is left out if another that runs them has fewer modules.
     """
     result = []
-    arguments = {"", *chain(*TASKS[name].functions.values())}
     for mistake in mistakes().values():
-        if NEEDS.get(mistake.id, "") not in arguments:
+        if NEEDS.get(mistake.id, "") not in {"", *arguments(name)}:
             continue
         for variant in every_variant(mistake):
             plain = all(lines.module.startswith("plain.") for lines in variant)
@@ -797,6 +803,11 @@ def _common_form(one: Candidate, other: Candidate) -> Form | None:
     return None
 
 
+def arguments(name: str) -> set[str]:
+    """What the functions of an exercise are called with."""
+    return {*chain(*TASKS[name].functions.values())}
+
+
 def asks_class(name: str) -> bool:
     return TASKS[name].stub.startswith("class ")
 
@@ -843,6 +854,9 @@ def stage_probes(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
         changes = {n: x for n, x in changes.items() if n in inputs}
         return stage, Probe("same", inputs | changes, drive)
 
+    if any(p.inputs.keys() == {"q", "k", "v", "positions"} for p in probes):
+        yield from _stages_of_ranks(probes)
+        return
     if {"sinks", "bias", "w_qkv"} & {*inputs}:  # the weights are others
         return
     if "q" in inputs:
@@ -878,6 +892,23 @@ def stage_probes(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
         yield probe("rotation" if "theta" in inputs else "scores")
 
 
+def _stages_of_ranks(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
+    """One rank, several ranks with tokens in order, and with others; the
+    largest inputs of each."""
+    largest = dict[str, Probe]()
+    for probe in sorted(probes, key=size_of):
+        positions = probe.inputs.get("positions")
+        others = probe.inputs.keys() - {"q", "k", "v", "positions"}
+        if positions is None or others or probe.prop != "same":
+            continue
+        rows = (row[row >= 0] for row in positions.flatten(1))
+        in_order = all(bool((row.diff() > 0).all()) for row in rows)
+        several = "merge_ranks" if in_order else "places"
+        largest["alone" if positions.shape[1] == 1 else several] = probe
+    for stage in ("alone", "merge_ranks", "places"):
+        yield stage, largest[stage]
+
+
 # Properties that fail at one stage only, if a call with all tokens is right.
 STAGE_OF = {
     **dict.fromkeys(("chunks", "apart", "small"), "cache"),
@@ -892,7 +923,7 @@ def find_stage(
     """The stage where a solution that fails these properties goes wrong; for a
     wrong scale also how many times the right one it is."""
     if {*properties} == {"gradients"}:
-        return "gradients", 0
+        return "ranks" if "group" in arguments(name) else "gradients", 0
     _, _, stages, right = rights(name)
     probes = probes_of(name)
     start = len(probes) - len(stages)
@@ -1033,6 +1064,8 @@ def reproduction(
     probe, right = rights(name).probes[n], rights(name).answers[n]
     if "script" in probe.inputs:  # a script of a pool is shorter than a program
         return ""
+    if "group" in arguments(name):
+        return _program_of_ranks(name, n, answer, file)
     index = _first_wrong_call(name, probe, answer, right)
     if index is None:
         return ""
@@ -1049,6 +1082,30 @@ def reproduction(
     program = Program(name, n, inputs, file, repeats=spy.calls * repeat)
     calls = _needed_calls(probe, spy.calls[: index + 1])
     return program.text(calls, results, end, changed)
+
+
+def _program_of_ranks(name: str, n: int, answer: Answer, file: str) -> str:
+    """A program that runs all ranks on the inputs of a probe."""
+    probe, right = rights(name).probes[n], rights(name).answers[n]
+    names = ["out"]
+    if probe.prop == "gradients":
+        names = [f"d{word}" for word in floats_of(probe.inputs)]
+    if len(right.outputs) != len(names):  # of two halves
+        return ""
+    call = f'{", ".join(names)} = run_on_ranks("{name}", {n}, globals())'
+    if len(names) == 1:
+        call = call.replace("out", "(out,)")
+    end = [f"# it raises {answer.error.en}"[:80]] if answer.error else []
+    lines = end or comparison(names, answer.outputs, right.outputs)
+    head = Program(name, n, {}, file).head
+    head.append("from attnref.judge.checker import run_on_ranks")
+    return "\n".join([*head, "", call, *lines])
+
+
+def run_on_ranks(name: str, n: int, solution: object) -> Outputs:
+    """The outputs of all ranks for a probe, joined, or their gradients."""
+    drive = rights(name).probes[n].drive
+    return drive(Solution(name, solution), inputs_at(name, n))
 
 
 def _first_wrong_call(
@@ -1092,11 +1149,15 @@ def _caches(call: Call) -> set[int]:
 def avoided(name: str) -> tuple[str, ...]:
     """The mistakes that a solution of an exercise could have, first those of
     the modules that do what it asks for, and of few others."""
-    modules = {m for form in EXERCISES[name].forms for m in form.modules}
+    runs = {
+        exercise: {module for form in value.forms for module in form.modules}
+        for exercise, value in EXERCISES.items()
+    }
 
-    def spread(id: str) -> tuple[bool, int]:
+    def spread(id: str) -> tuple[bool, int, int]:
         places = {x.module for lines in catalogue()[id].variants for x in lines}
-        return not places & modules, len(places)
+        uses = sum(bool(places & modules) for modules in runs.values())
+        return not places & runs[name], len(places), uses
 
     single = (c.ids for c in candidates(name) if len(c.ids) == 1)
     return tuple(sorted(dict.fromkeys(id for (id,) in single), key=spread))

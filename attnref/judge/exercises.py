@@ -7,7 +7,8 @@ first form of an exercise (forms.py).
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import chain, product
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
@@ -37,7 +39,8 @@ from attnref.judge.properties import (
     sequences_are_apart,
 )
 from attnref.judge.tasks import TASKS
-from attnref.judge.words import phrase, table
+from attnref.judge.threads import Ranks, SolutionError
+from attnref.judge.words import table
 from attnref.words import Text
 
 __all__ = ["EXERCISES", "PROPERTIES", "Exercise", "Form", "Probe"]
@@ -73,14 +76,6 @@ PROPERTIES = {
 # A solution that returns zeros has these properties, too: they count only for
 # a solution whose results are right.
 HOLLOW = HALVES | {"untouched", "gradients"}
-
-
-class SolutionError(Exception):
-    """A solution cannot be judged; `text` says why, in both languages."""
-
-    def __init__(self, word: str, **values: object) -> None:
-        self.text = phrase(word, **values)
-        super().__init__(self.text.en)
 
 
 class Solution:
@@ -230,6 +225,7 @@ def calls_attnref(solution: Solution) -> bool:
     probe, *_ = EXERCISES[solution.name].probes()
     profiler = sys.getprofile()
     sys.setprofile(record_file)
+    threading.setprofile(record_file)
     try:
         with torch.no_grad():
             probe.drive(solution, probe.inputs)
@@ -237,8 +233,10 @@ def calls_attnref(solution: Solution) -> bool:
         pass
     finally:
         sys.setprofile(profiler)
+        threading.setprofile(None)
+    given = Path(__file__).parent, PACKAGE / "plain/ranks.py"
     return any(
-        file.is_relative_to(PACKAGE) and file.parent != Path(__file__).parent
+        file.is_relative_to(PACKAGE) and not {file, file.parent} & {*given}
         for file in files
     )
 
@@ -1603,6 +1601,275 @@ def pooled_probes() -> list[Probe]:
     return add
 
 
+# ------------------------------------------------------------------- ranks
+
+
+class Split(NamedTuple):
+    """How the inputs of a probe are divided among ranks.
+
+    `size` is how many there are. `cut` gives the inputs of one rank; it also
+    cuts, by the name "out", what has the shape of the output. `join` makes one
+    tensor of those of all ranks.
+    """
+
+    size: Callable[[Inputs], int]
+    cut: Callable[[Inputs, int], Inputs]
+    join: Callable[[str, Sequence[Tensor], Inputs], Tensor]
+
+
+def cut_tokens(inputs: Inputs, rank: int) -> Inputs:
+    """The tokens at the positions of this rank; a pad holds any token."""
+    positions = inputs["positions"][:, rank]
+    parts: Inputs = {"positions": positions}
+    for name, x in inputs.items():
+        if name in ("q", "k", "v", "out"):
+            index = positions.clamp(min=0)[:, None, :, None]
+            parts[name] = x.take_along_dim(index, dim=2)
+        elif name == "first":
+            parts[name] = x.gather(1, positions.clamp(min=0))
+        elif name == "sinks":
+            parts[name] = x.clone()
+    if "out" in parts:
+        parts["out"] *= (positions >= 0)[:, None, :, None]
+    return parts
+
+
+def join_tokens(name: str, parts: Sequence[Tensor], inputs: Inputs) -> Tensor:
+    """The tokens of all ranks at their positions; each rank has a share of the
+    gradient of the sinks."""
+    if name == "sinks":
+        return torch.stack([*parts]).sum(0)
+    shape = *inputs["q"].shape[:3], inputs["v"].shape[3]
+    whole = torch.zeros(inputs.get(name, torch.empty(shape)).shape)
+    whole = F.pad(whole, (0, 0, 0, 1)).to(parts[0].dtype)
+    for rank, part in enumerate(parts):
+        i = inputs["positions"][:, rank]
+        if part.shape[:3] != (*whole.shape[:2], i.shape[1]):
+            wanted = *whole.shape[:2], i.shape[1], whole.shape[3]
+            raise SolutionError("shape", got=(*part.shape,), wanted=wanted)
+        i = i.where(i >= 0, whole.shape[2] - 1)[:, None, :, None]
+        whole = whole.scatter(2, i.expand_as(part), part)
+    return whole[:, :, :-1]
+
+
+TOKENS_SPLIT = Split(
+    lambda inputs: int(inputs["positions"].shape[1]), cut_tokens, join_tokens
+)
+
+
+def cut_heads(inputs: Inputs, rank: int) -> Inputs:
+    """The rows of the weights that make the heads of this rank, the columns
+    that read them, and all else whole."""
+    parts, n = dict(inputs), inputs["ranks"]
+    del parts["ranks"]
+    counts = inputs["n_heads"], *[inputs["n_kv_heads"]] * 2, inputs["n_heads"]
+    for name, H in zip(("w_q", "w_k", "w_v", "w_o"), counts, strict=True):
+        axis, first = int(name == "w_o"), rank * H // n
+        heads = inputs[name].unflatten(axis, (H, -1))
+        heads = heads.narrow(axis, first, max(1, H // n))
+        parts[name] = heads.flatten(axis, axis + 1).clone()
+    return parts
+
+
+HEADS_SPLIT = Split(
+    lambda inputs: int(inputs["ranks"]),
+    cut_heads,
+    lambda name, parts, inputs: torch.stack([*parts]),
+)
+
+
+def call_on_ranks(split: Split, function: str = "") -> Drive:
+    """The outputs of all ranks, joined."""
+
+    def drive(solution: Solution, inputs: Inputs) -> Outputs:
+        n, changed = split.size(inputs), set[str]()
+
+        def work(group: Any) -> Tensor:
+            parts = split.cut(inputs, group.rank)
+            copies = {name: _clone(x) for name, x in parts.items()}
+            out = solution.tensor(function, **copies, group=group)
+            for name, x in parts.items():
+                if isinstance(x, Tensor) and not x.equal(copies[name]):
+                    changed.add(name)
+            return out
+
+        out = split.join("out", Ranks(n).run(work), inputs)
+        for name in changed:  # in the inputs of all ranks, it shows
+            inputs[name].add_(1)
+        return (out,)
+
+    return drive
+
+
+def gradients_on_ranks(split: Split, function: str = "") -> Drive:
+    """The gradients of all inputs, joined, as `gradients` has them."""
+
+    def compute(solution: Solution, inputs: Inputs) -> Outputs:
+        ranks = Ranks(split.size(inputs))
+        slopes: Any = None
+
+        def forward(group: Any) -> Any:
+            parts = split.cut(inputs, group.rank)
+            parts = map_floats(parts, lambda x: x.clone().requires_grad_())
+            with torch.enable_grad(), GraphUse() as use:
+                out = solution.tensor(function, **parts, group=group)
+            if use.reads or (use.pauses and not out.requires_grad):
+                return None
+            copied = floats_of(parts).keys() - TOKENS if use.copies else set()
+            return out, floats_of(parts), copied
+
+        def backward(group: Any) -> list[Tensor]:
+            out, leaves, _ = results[group.rank]
+            above = split.cut(inputs | {"out": slopes}, group.rank)["out"]
+            parts: Any = [None] * len(leaves)
+            if out.requires_grad:
+                parts = torch.autograd.grad(
+                    out, [*leaves.values()], above, allow_unused=True
+                )
+            pairs = zip(leaves.values(), parts, strict=True)
+            return [torch.zeros_like(x) if y is None else y for x, y in pairs]
+
+        try:
+            results: Any = ranks.run(forward)
+        except Exception:  # .numpy() raises; "same" shows other errors
+            return ()
+        if not all(results):
+            return ()
+        out = split.join("out", [out for out, *_ in results], inputs)
+        slopes = torch.arange(out.numel()).cos().view(out.shape).to(out.dtype)
+        if split is HEADS_SPLIT:  # of one output that all ranks have
+            slopes = slopes[0]
+        names, gradients = results[0][1], ranks.run(backward)
+        return tuple(
+            torch.empty(0)
+            if name in results[0][2]
+            else split.join(name, parts, inputs)
+            for name, *parts in zip(names, *gradients, strict=True)
+        )
+
+    def run(solution: Solution, inputs: Inputs) -> Outputs:
+        with catch_warnings():
+            simplefilter("ignore")  # about a tensor read as a number
+            parts = compute(solution, inputs)
+            if parts and all(x.numel() for x in parts):
+                return parts
+            right = compute(reference_solution(solution.name), inputs)
+        pairs = zip(parts or right, right, strict=True)
+        return tuple(x if x.numel() else y for x, y in pairs)
+
+    return run
+
+
+def _clone(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def places(n: int, T: int, how: str = "zigzag") -> Tensor:
+    """The positions (1, n, t) of n ranks that hold T tokens; -1 = a pad."""
+    placed: Tensor = Plain().ring_attention.place(T, n, how)
+    return placed[None]
+
+
+def text_on_ranks(
+    draw: Draw, positions: Tensor, *sizes: int, limit: int = 12
+) -> Inputs:
+    """q, k and v of a text, and its positions; `sizes` are B, H, K, D, Dv. Each
+    row but the last begins with pads."""
+    B, H, K, D, Dv = sizes
+    T = int(positions.max()) + 1
+    heads, keys = draw(B, H, T, D, limit=limit), draw(B, K, T, D, limit=limit)
+    pads = (torch.arange(B)[:, None, None] + 1) % B
+    positions = positions.expand(B, -1, -1)
+    positions = positions.where(positions >= pads, -1)
+    values = draw(B, K, T, Dv)
+    return {"q": heads, "k": keys, "v": values, "positions": positions}
+
+
+def add_text_probes(add: Probes, draw: Draw, heads: Sequence[int]) -> None:
+    """Probes of a text on 1 to 4 ranks; `heads` are those of keys for 12 of
+    queries."""
+    name = add.function
+    H, drive = 12, call_on_ranks(TOKENS_SPLIT, name)
+    add("same", text_on_ranks(draw, places(1, 2), 1, 2, 1, 2, 1))
+    in_order = places(2, 4, "contiguous")
+    add("same", text_on_ranks(draw, in_order, 1, 2, 1, 2, 1))
+    add("same", text_on_ranks(draw, in_order, 1, 2, 2, 2, 2))
+    add("same", text_on_ranks(draw, places(2, 4), 1, 2, 2, 2, 2))
+    for n, T, how, K in (
+        (1, 5, "zigzag", heads[0]),
+        (2, 8, "contiguous", heads[-1]),
+        (3, 11, "contiguous", heads[0]),
+        (3, 6, "zigzag", heads[-1]),
+        (4, 17, "zigzag", heads[0]),
+        (4, 9, "striped", heads[1]),
+    ):
+        inputs = text_on_ranks(draw, places(n, T, how), 3, H, K, 4, 3)
+        add("same", add_digits(inputs))
+    shuffled = torch.randperm(12, generator=draw.generator).view(1, 4, 3)
+    base = text_on_ranks(draw, shuffled, 3, H, heads[0], 4, 3)
+    add("same", base)
+    add("large", base | {"q": 128 * base["q"]})
+    add.from_page("future", base, function_of_joint(drive, "k", "v"))
+    rows = function_of(drive, "q", "k", "v", "positions")
+    add.from_page("rows", base, rows)
+    slopes = gradients_on_ranks(TOKENS_SPLIT, name)
+    for n, K in ((4, heads[0]), (3, heads[-1])):
+        mild = text_on_ranks(draw, places(n, 4 * n), 2, H, K, 4, 3, limit=4)
+        add("gradients", mild, drive=slopes)
+    add.dtypes(
+        text_on_ranks(draw, places(4, 9), 3, H, heads[-1], 4, 3, limit=4)
+    )
+
+
+def ring_attention_probes() -> list[Probe]:
+    draw, add = Draw(19), Probes(call_on_ranks(TOKENS_SPLIT))
+    add_text_probes(add, draw, (4, 2))
+    slopes = gradients_on_ranks(TOKENS_SPLIT)
+    for n, T in ((2, 8), (4, 17)):
+        text = text_on_ranks(draw, places(n, T), 3, 4, 2, 4, 3, limit=6)
+        t = torch.arange(T)
+        ends = torch.tensor([[3], [T // 2], [T - 2]])
+        documents = (t * 0).where(t < ends, ends)  # (3, T)
+        windows = (t - 3).clamp(min=0).expand(3, T)
+        sinks = {"sinks": draw(4)}
+        add("same", text | {"first": documents}, text | {"first": windows})
+        add("same", text | sinks, text | sinks | {"first": documents})
+        add("gradients", text | sinks | {"first": documents}, drive=slopes)
+    return add
+
+
+def split_heads_probes() -> list[Probe]:
+    draw = Draw(20)
+    add = Probes(call_on_ranks(TOKENS_SPLIT, "ulysses"), "ulysses")
+    add_text_probes(add, draw, (2, 4, 12))
+    name = "tensor_parallel"
+    drive = call_on_ranks(HEADS_SPLIT, name)
+    slopes = gradients_on_ranks(HEADS_SPLIT, name)
+
+    def make(n: int, *sizes: int, limit: int = 3) -> Inputs:
+        """`sizes` are B, T, E, H, K, D."""
+        B, T, E, H, K, D = sizes
+        inputs: Inputs = {"x": draw(B, T, E)}
+        for w, heads in (("w_q", H), ("w_k", K), ("w_v", K)):
+            inputs[w] = draw(heads * D, E, limit=limit)
+        inputs["w_o"] = draw(E, H * D, limit=limit)
+        return inputs | {"n_heads": H, "n_kv_heads": K, "ranks": n}
+
+    def add_layer(prop: str, *inputs: Inputs, drive: Drive = drive) -> None:
+        add(prop, *inputs, drive=drive, function=name)
+
+    add_layer("same", make(1, 1, 2, 2, 2, 1, 1), make(2, 1, 2, 2, 2, 2, 1))
+    for n, K in ((1, 4), (2, 4), (3, 12), (4, 2), (4, 1)):
+        add_layer("same", add_digits(make(n, 3, 5, 6, 12, K, 2)))
+        mild = make(n, 2, 5, 6, 12, K, 2, limit=2)
+        add_layer("gradients", mild, drive=slopes)
+    base = make(4, 3, 5, 6, 12, 2, 2)
+    add_layer("large", base | {"w_q": 64 * base["w_q"]})
+    rest = Probes(drive, name)
+    rest.dtypes(make(4, 3, 5, 6, 12, 2, 2, limit=2))
+    return [*add, *rest]
+
+
 KV_HEADS = {1: 1, 2: 1, 4: 2, 6: 2, 3: 3, 8: 4}  # by query heads
 PROBES: dict[str, Callable[[], list[Probe]]] = {
     "softmax": softmax_probes,
@@ -1630,6 +1897,8 @@ PROBES: dict[str, Callable[[], list[Probe]]] = {
     "ring": ring_probes,
     "paged": paged_probes,
     "gated_delta": gated_delta_probes,
+    "ring_attention": ring_attention_probes,
+    "split_heads": split_heads_probes,
 }
 EXERCISES = {
     name: Exercise(tuple(FORMS[name]), make) for name, make in PROBES.items()

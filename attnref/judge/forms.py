@@ -428,6 +428,150 @@ def _pool(p: Any) -> object:
     return mha_to_gqa
 
 
+class AllGather(torch.autograd.Function):
+    """x of all ranks, stacked; the gradients of all go back to each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        result: Tensor = group.gather(x)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.swap(grad).sum(0), None
+
+
+gather: Callable[..., Tensor] = AllGather.apply
+
+
+class Whole(torch.autograd.Function):
+    """The parts of a weight, for a layer that each rank computes as a whole:
+    its gradient is whole, too. Of several copies of a part, the first."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, group: Any, copies: int = 1) -> Tensor:
+        ctx.part = group.rank // copies
+        result: Tensor = group.gather(w)[::copies]
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad[ctx.part], None, None
+
+
+whole: Callable[..., Tensor] = Whole.apply
+
+
+class Copied(torch.autograd.Function):
+    """A weight of which each rank of a group has a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return w.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.total(grad), None
+
+
+copied: Callable[..., Tensor] = Copied.apply
+
+
+def _with_sinks(
+    p: Plain, q: Tensor, k: Tensor, v: Tensor, sinks: Any, mask: Tensor
+) -> Any:
+    if sinks is None:
+        sinks = q.new_full((q.shape[1],), -torch.inf)
+    return p.sinks.attention_with_sinks(q, k, v, sinks, mask)
+
+
+def _without_sinks(
+    p: Plain, q: Tensor, k: Tensor, v: Tensor, _: None, mask: Tensor
+) -> Any:
+    return p.attention.attention(q, k, v, mask)
+
+
+def _all_keys(p: Plain, attention: Callable[..., Any]) -> object:
+    """Attention as on one device, to the keys of all ranks."""
+
+    def attend(
+        *inputs: Any, first: Tensor | None = None, sinks: Tensor | None = None
+    ) -> Any:
+        q, k, v, i, group = inputs
+        k, v, j = (
+            torch.cat([*gather(x, group)], dim=-2) for x in (k, v, i[..., None])
+        )
+        i, j = i[:, :, None], j.mT
+        mask = (j >= 0) & (j <= i)
+        if first is not None:
+            mask &= j >= first[:, :, None]
+        G = q.shape[1] // k.shape[1]
+        inputs = q, *(x.repeat_interleave(G, dim=1) for x in (k, v))
+        return attention(p, *inputs, sinks, mask[:, None])
+
+    return attend
+
+
+_all_heads = partial(_all_keys, attention=_without_sinks)
+
+
+def _ring_attention(p: Plain) -> object:
+    ring = p.ring_attention
+
+    def attend(
+        *inputs: Any, first: Tensor | None = None, sinks: Tensor | None = None
+    ) -> Any:
+        def rule(i: Tensor, j: Tensor) -> Any:
+            keep = ring.causal(i, j)
+            return keep if first is None else keep & (j >= first[:, :, None])
+
+        return ring.ring_attention(*inputs, rule, sinks)
+
+    return attend
+
+
+def _split_heads(
+    ulysses: Callable[[Plain], Any], layer: Callable[[Plain], Any]
+) -> Callable[[Plain], object]:
+    return lambda p: {"ulysses": ulysses(p), "tensor_parallel": layer(p)}
+
+
+def _whole_layer(p: Plain) -> object:
+    """The whole layer, computed on each rank."""
+
+    def tensor_parallel(*inputs: Any) -> Tensor:
+        x, *weights, H, K, group = inputs
+        copies = 1, max(1, group.size // K), max(1, group.size // K), 1
+        parts = (
+            whole(w, group, n) for w, n in zip(weights, copies, strict=True)
+        )
+        q, k, v, o = (torch.cat([*w], dim=n // 3) for n, w in enumerate(parts))
+        heads = zip((q, k, v), (H, K, K), strict=True)
+        q, k, v = (
+            F.linear(x, w).unflatten(2, (n, -1)).transpose(1, 2)
+            for w, n in heads
+        )
+        k, v = (y.repeat_interleave(H // K, dim=1) for y in (k, v))
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        out = p.attention.attention(q, k, v, mask).transpose(1, 2).flatten(2)
+        return F.linear(out, o)
+
+    return tensor_parallel
+
+
+def _tensor_parallel(p: Plain) -> object:
+    def tensor_parallel(*inputs: Any) -> Any:
+        x, q, k, v, o, H, K, group = inputs
+        copies = p.tensor_parallel.copies(K, group)
+        k, v = (copied(w, copies) for w in (k, v))
+        D = len(q) * group.size // H
+        return p.tensor_parallel.gqa(x, q, k, v, o, D, group)
+
+    return tensor_parallel
+
+
 def _two_forms(
     make: Callable[..., object], module: str, unused: str = "", **options: Any
 ) -> list[Form]:
@@ -518,4 +662,16 @@ FORMS: dict[str, list[Form]] = {
     "ring": [_form(lambda p: p.ring, "plain.ring")],
     "paged": [_form(lambda p: p.paged.Pool, "plain.paged")],
     "gated_delta": [_form(_gated_delta, "plain.gated_delta")],
+    "ring_attention": [
+        _form(partial(_all_keys, attention=_with_sinks), "plain.sinks"),
+        _form(_ring_attention, "plain.ring_attention"),
+    ],
+    "split_heads": [
+        _form(_split_heads(_all_heads, _whole_layer), "plain.attention"),
+        _form(
+            _split_heads(lambda p: p.ulysses.ulysses, _tensor_parallel),
+            *("plain.ulysses", "plain.tensor_parallel"),
+            unused="mla columns rows",
+        ),
+    ],
 }

@@ -5,7 +5,7 @@ The gradients of inputs and weights follow by autograd through the plain forms,
 in float64. A mistake of backward.txt has the right output and wrong gradients.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import cache
 from math import log2
 from pathlib import Path
@@ -22,6 +22,7 @@ from attnref.judge.catalogue import (
     Variant,
     catalogue,
     every_variant,
+    files,
     read,
 )
 from attnref.judge.differences import as_stored, largest, largest_difference
@@ -101,13 +102,17 @@ def wrong_gradients(
     inputs: dict[str, Tensor],
     modules: tuple[str, ...],
     least: dict[str, float],
+    seen: Container[str] = (),
 ) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
     """The gradients of each mistake, where they differ by more than rounding;
-    and the ids of all mistakes that give the same."""
+    and the ids of all mistakes that give the same. Those that are `seen` in
+    the output are left out."""
     tensors: dict[str, Tensor] = {}
     ids: dict[str, list[str]] = {}
     kept: dict[str, dict[str, Tensor]] = {}
     for id, variant in _planted(modules):
+        if id in seen:
+            continue
         try:
             found = gradients(name, run, inputs, Plain(variant))
         except RuntimeError:  # cut off altogether
@@ -142,7 +147,9 @@ def _coarse(wrong: Tensor, right: Tensor) -> Tensor:
 
 
 def _planted(modules: tuple[str, ...]) -> Iterator[tuple[str, Variant]]:
-    for id, mistake in backward().items():
+    """On several ranks, some mistakes of the catalogue have right outputs."""
+    ranks = {mistake.id: mistake for mistake in files()["ranks"]}
+    for id, mistake in (backward() | ranks).items():
         for variant in every_variant(mistake):
             if {lines.module for lines in variant} <= {*modules}:
                 yield id, variant

@@ -533,7 +533,7 @@ class Program:
         except LookupError:
             return ""
         expected = calls[-1].outputs
-        self.body += end or _comparison(self.results, outputs, expected)
+        self.body += end or comparison(self.results, outputs, expected)
         lines = [*self.head, "", *self.body]
         if len(lines) > LINES and not self.is_long:
             short = Program(*self.arguments, literal=0, repeats=self.repeats)
@@ -592,7 +592,7 @@ def _statement(start: str, rest: str) -> list[str]:
     )
 
 
-def _comparison(
+def comparison(
     names: Sequence[str], actual: Sequence[Tensor], expected: Sequence[Tensor]
 ) -> Iterator[str]:
     """Lines that print the first wrong tensor, and say what it should be."""

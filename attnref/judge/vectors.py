@@ -9,6 +9,7 @@ from inputs and weights that float16 and bfloat16 hold exactly.
 # pyright: reportPossiblyUnboundVariable=false
 
 import json
+import threading
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ from hashlib import sha256
 from itertools import product
 from math import log2
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 from zlib import crc32
 
@@ -52,6 +53,7 @@ from attnref.judge.gradients import (
     wrong_gradients,
 )
 from attnref.judge.shapes import Comment, Watch
+from attnref.judge.threads import on_ranks
 from attnref.released.expression import value_of
 from attnref.released.record import AttentionRecord, read_config
 from attnref.words import hint, message, version
@@ -71,6 +73,7 @@ SIZES = {"B": 3, "T": 5, "S": 11, "E": 7, "H": 6, "K": 2, "D": 10, "Dv": 13}
 OPTIONS = {"output": "B T E", "chunks": [], "pads": [], "held": 0, "never": []}
 OPTIONS |= {"config": {}, "record": {}}
 OPTIONS |= dict.fromkeys(("hidden", "masked", "whole", "real"), False)
+OPTIONS |= dict.fromkeys(("with_sinks", "all_to_all"), False)
 OPTIONS |= dict.fromkeys(("softcap", "chunk", "absorbed"), None)
 # The fields of a record that are sizes of a case, by the letter of the size.
 FIELDS = {"E": "d_model", "K": "n_heads", "D": "key_dim", "Dv": "value_dim"}
@@ -377,6 +380,28 @@ def _ring(p: Any, case: Case) -> Any:
     return torch.cat(outs, dim=2)
 
 
+def _ranks(p: Any, case: Case) -> Any:
+    """Attention to a text in zigzag on n ranks: the first axis has their parts,
+    of t tokens each."""
+    placed = Plain().ring_attention.place(case.n * case.t, case.n)
+    positions = case.keep_input("positions", placed)
+    parts = [case.input("q", "n B H t D"), case.input("k", "n B K t D")]
+    parts.append(case.input("v", "n B K t Dv"))
+    if case.with_sinks:
+        parts.append(case.input("sinks", "H").expand(case.n, -1))
+
+    def work(
+        group: Any, q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor
+    ) -> Any:
+        inputs = q, k, v, positions[group.rank], group
+        if case.all_to_all:
+            return p.ulysses.ulysses(*inputs)
+        ring = p.ring_attention
+        return ring.ring_attention(*inputs, ring.causal, *sinks)
+
+    return on_ranks(work, *parts)
+
+
 def _sinks(p: Any, case: Case) -> Any:
     sinks = case.input("sinks", "H", 4.0)
     mask = _causal_mask(p, case)
@@ -606,6 +631,17 @@ class Steps(Watch):
         )
         self.values: list[tuple[str, str, Tensor]] = []
         self.functions: set[str] = set()
+
+    def __enter__(self) -> Any:
+        threading.settrace(self._call_on_rank)
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        threading.settrace(cast(Any, None))
+        super().__exit__(*error)
+
+    def _call_on_rank(self, frame: Any, event: str, arg: Any) -> None:
+        self.functions.add(frame.f_code.co_name)
 
     def _call(self, frame: Any, event: str, arg: Any) -> Any:
         self.functions.add(frame.f_code.co_name)
@@ -873,8 +909,9 @@ def compute(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             for x in slopes
             if x != "cotangent"
         }
+    seen = {id for ids in wrong.ids.values() for id in ids}
     wrong_slopes, backward_ids = wrong_gradients(
-        name, graph, slopes, inputs, modules, tolerance["float32"]
+        name, graph, slopes, inputs, modules, tolerance["float32"], seen
     )
     tensors |= right | slopes | wrong_slopes
     tensors |= {f"mistake/{x}/output": y for x, y in wrong.outputs.items()}

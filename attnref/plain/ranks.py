@@ -30,6 +30,9 @@ class Threads:
                     raise TimeoutError(text) from None
                 if isinstance(got, Exception):
                     raise RuntimeError(f"rank {r} stopped") from got
+                if got.shape != x.shape:
+                    text = f"rank {r} sent {[*got.shape]}, not {[*x.shape]}"
+                    raise ValueError(text)
                 x.copy_(got)
 
         return wait

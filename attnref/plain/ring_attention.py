@@ -111,4 +111,4 @@ def ring_attention(q, k, v, positions, group, rule=causal, sinks=None):
     scaled = (q.to(wide) * D**-0.5).unflatten(1, (k.shape[1], -1)).flatten(2, 3)
     positions = positions.expand(B, T)
     out = Ring.apply(scaled, k, v, sinks.flatten(2, 3), positions, group, rule)
-    return out.view(B, H, T, -1).to(q.dtype)
+    return out.view(B, H, T, v.shape[3]).to(q.dtype)

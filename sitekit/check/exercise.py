@@ -142,11 +142,12 @@ def _mistake_counts(name: str) -> Counter[str]:
 
 def module_of(name: str) -> str:
     """The module that does what an exercise asks for: the plain form with its
-    name, if its forms use that one, or the module of its first form."""
+    name or that of a function, if its forms use that one, or the module of its
+    first form."""
     forms = EXERCISES[name].forms
-    module = f"plain.{name}"
-    if any(module in form.modules for form in forms):
-        return module
+    for stem in (name, *TASKS[name].names):
+        if any(f"plain.{stem}" in form.modules for form in forms):
+            return f"plain.{stem}"
     [module] = forms[0].modules
     return module
 

@@ -71,7 +71,10 @@ FLOATS = torch.float64, torch.float32
 FUNCTIONS = [n for n, t in TASKS.items() if not t.stub.startswith("class ")]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+RANKS = {"ring_attention", "split_heads"}
+
+
+@pytest.mark.parametrize("name", sampled(FUNCTIONS, {*FUNCTIONS} - RANKS))
 def test_what_computes_in_float32_and_is_given_float64_is_right(name):
     """Code of papers does so. float32 decides how near is near enough."""
 

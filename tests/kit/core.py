@@ -53,6 +53,8 @@ class Core(NamedTuple):
     # torch's FlashAttention takes; and for groups of heads of two widths.
     half: float = 1.5
     half_grouped: float = 1.5
+    # Whether it is so slow that only the audit tries it with all masks.
+    slow: bool = False
     # Where it computes, and the package that it imports when it is called.
     device: str = "cpu"
     package: str = "torch"

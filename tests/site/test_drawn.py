@@ -345,6 +345,14 @@ def test_a_decode_step_is_drawn_to_scale(narrow):
         assert row[3] == size(131_072 * n) and f">{row[3]} · " in picture
 
 
+def test_only_gradients_notice_all_mistakes_on_several_devices():
+    """As the caption says; test_tables.py compares the record."""
+    record = json.loads((ROOT / "tests/site/tables.json").read_text())
+    _, *checks = zip(*record["ranks-mistakes: checks"], strict=True)
+    noticed = [{*column} == {"<yes>"} for column in checks]
+    assert noticed == [False] * 4 + [True] + [False] * 2
+
+
 def test_home_counts_what_is_checked():
     names = cells(index.checked())
     counts = {key: int(n) for n, key in names}

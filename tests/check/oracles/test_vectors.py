@@ -114,6 +114,21 @@ def flash(name, case, w):
     return torch.cat((sdpa(name, case, w), lse), dim=-1)
 
 
+def ranks(name, case, w):
+    """The whole text on one device, and then its parts."""
+    order = case.positions.flatten().argsort()
+    q, k, v = (
+        x.movedim(0, 2).flatten(2, 3)[:, :, order]
+        for x in (case.q, case.k, case.v)
+    )
+    k, v = (x.repeat_interleave(q.shape[1] // 2, dim=1) for x in (k, v))
+    mask = torch.ones(len(order), len(order)).tril() > 0
+    whole = case.inputs | {"q": q, "k": k, "v": v, "mask": mask}
+    whole = SimpleNamespace(**whole, inputs=whole)
+    out = (sinks if "sinks" in case.inputs else sdpa)(name, whole, w)
+    return out[:, :, order.argsort()].unflatten(2, (4, 4)).movedim(2, 0)
+
+
 def merge(name, case, w):
     outs = torch.stack([case.out_0, case.out_1, case.out_2])
     lses = torch.stack([case.lse_0, case.lse_1, case.lse_2])[..., None]
@@ -439,6 +454,7 @@ ORACLES = {
     "mqa": mqa,
     "window": ring,
     "ring": ring,
+    "ranks": ranks,
     "sinks": sinks,
     "flash": flash,
     "merge": merge,

@@ -535,3 +535,105 @@ class Pool:
         *heads, width = self.shape
         empty = torch.zeros(*heads, 0, width, dtype=self.dtype)
         return torch.stack(rows, dim=-2) if rows else empty
+
+
+class Shift(torch.autograd.Function):
+    """To the next rank. A gradient goes on, all the way round, to the rank
+    before."""
+
+    @staticmethod
+    def forward(ctx, group, *tensors):
+        ctx.group = group
+        return tuple(group.shift(tensors)())
+
+    @staticmethod
+    def backward(ctx, *grads):
+        for _ in range(ctx.group.size - 1):
+            grads = ctx.group.shift(grads)()
+        return None, *grads
+
+
+def ring_attention(q, k, v, positions, group, first=None, sinks=None):
+    outs, lses = [], []
+    i, j = positions.unsqueeze(2), positions.unsqueeze(1)
+    groups = q.shape[1] // k.shape[1]
+    for step in range(group.size):
+        mask = (j >= 0) & (j <= i)
+        if first is not None:
+            mask = mask & (j >= first.unsqueeze(2))
+        heads = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        out, lse = flash(q, *heads, mask.unsqueeze(1), tile=(99, 99))
+        outs.append(out + 0 * (k.sum() + v.sum()))  # else no backward sends
+        lses.append(lse)
+        if step < group.size - 1:
+            k, v = Shift.apply(group, k, v)
+            (j,) = group.shift([j])()
+    if sinks is not None:
+        outs.append(torch.zeros_like(outs[0]))
+        lses.append(sinks.reshape(1, -1, 1).expand_as(lses[0]))
+    return merge(outs, lses)[0]
+
+
+class Swap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, group, x):
+        ctx.group = group
+        return group.swap(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, ctx.group.swap(grad)
+
+
+def ulysses(q, k, v, positions, group):
+    B, H, T, _ = q.shape
+    n = group.size
+    wanted = torch.arange(H) * k.shape[1] // H  # the key head of a query head
+    parts = []
+    for x, heads in ((q, torch.arange(H)), (k, wanted), (v, wanted)):
+        x = x[:, heads].view(B, n, H // n, T, -1).movedim(1, 0)
+        parts.append(torch.cat(list(Swap.apply(group, x)), dim=2))
+    p = torch.cat(list(group.gather(positions)), dim=1)
+    mask = (p.unsqueeze(1) >= 0) & (p.unsqueeze(1) <= p.unsqueeze(2))
+    out = sdpa(*parts, mask.unsqueeze(1))
+    out = out.unflatten(2, (n, T)).movedim(2, 0)
+    return torch.cat(list(Swap.apply(group, out)), dim=1)
+
+
+class Shared(torch.autograd.Function):
+    """What all ranks of a group have: their gradients are summed."""
+
+    @staticmethod
+    def forward(ctx, group, x):
+        ctx.group = group
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, ctx.group.total(grad)
+
+
+class Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, group, x):
+        return group.total(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, grad
+
+
+def tensor_parallel(x, w_q, w_k, w_v, w_o, n_heads, n_kv_heads, group):
+    B, T, _ = x.shape
+    D = len(w_q) * group.size // n_heads
+    x = Shared.apply(group, x)
+    if n_kv_heads < group.size:
+        copies = group.size // n_kv_heads
+        first = group.rank - group.rank % copies
+        same = group.part(range(first, first + copies))
+        w_k, w_v = Shared.apply(same, w_k), Shared.apply(same, w_v)
+    q, k, v = ((x @ w.mT).view(B, T, -1, D) for w in (w_q, w_k, w_v))
+    q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+    k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], 1) for y in (k, v))
+    out = sdpa(q, k, v, causal_mask(T, T))
+    return Total.apply(group, out.transpose(1, 2).reshape(B, T, -1) @ w_o.mT)

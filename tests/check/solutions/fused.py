@@ -93,3 +93,94 @@ def mha_cached(x, w_q, w_k, w_v, w_o, n_heads, cache=None):
     T, S = q.shape[2], k.shape[2]
     out = sdpa(q, k, v, torch.ones(T, S, dtype=torch.bool).tril(S - T))
     return F.linear(out.transpose(1, 2).flatten(2), w_o), (k, v)
+
+
+class Everyone(torch.autograd.Function):
+    """x of all ranks, as the ranks of Llama 3 gather keys and values."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return group.gather(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.group.total(grad)[ctx.group.rank], None
+
+
+def ring_attention(q, k, v, positions, group, first=None, sinks=None):
+    """All keys at once; the sink is one more key, and the last."""
+    k, v = (torch.cat(Everyone.apply(x, group).unbind(), 2) for x in (k, v))
+    j = torch.cat(group.gather(positions).unbind(), 1)[:, None]
+    mask = (j >= 0) & (j <= positions[:, :, None])
+    if first is not None:
+        mask = mask & (j >= first[:, :, None])
+    mask = mask[:, None]
+    if sinks is None:
+        return sdpa(q, k, v, mask)
+    bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+    B, H, T, _ = q.shape
+    sink = sinks.view(-1, 1, 1).expand(B, H, T, 1).to(q.dtype)
+    bias = torch.cat((bias.expand(B, H, -1, -1), sink), dim=-1)
+    k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
+
+
+def ulysses(q, k, v, positions, group):
+    """Every rank computes some heads, of what all ranks gather."""
+    n, r = group.size, group.rank
+    heads, k = q.shape[1] // n, k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    q, k, v = (
+        torch.cat(Everyone.apply(x, group).unbind(), 2)[:, r * heads :][
+            :, :heads
+        ]
+        for x in (q, k, v)
+    )
+    p = torch.cat(group.gather(positions).unbind(), 1)
+    mask = (p[:, None] >= 0) & (p[:, None] <= p[:, :, None])
+    out = Everyone.apply(sdpa(q, k, v, mask[:, None]), group)
+    T = positions.shape[1]
+    return torch.cat(out.unbind(), 1)[:, :, r * T : (r + 1) * T]
+
+
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.group.gather(grad).sum(0), None
+
+
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        return group.gather(x).sum(0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def tensor_parallel(x, w_q, w_k, w_v, w_o, n_heads, n_kv_heads, group):
+    x, n = Same.apply(x, group), group.size
+    sharing = [
+        r
+        for r in range(n)
+        if r * n_kv_heads // n == group.rank * n_kv_heads // n
+    ]
+    if len(sharing) > 1 and n_kv_heads < n:
+        part = group.part(sharing)
+        w_k, w_v = Same.apply(w_k, part), Same.apply(w_v, part)
+    D = len(w_q) * n // n_heads
+    q, k, v = (
+        F.linear(x, w).unflatten(2, (-1, D)).transpose(1, 2)
+        for w in (w_q, w_k, w_v)
+    )
+    out = F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
+    return Sum.apply(F.linear(out.transpose(1, 2).flatten(2), w_o), group)

@@ -140,3 +140,33 @@ class RingKVCache:
 def sees(i, j, W):
     rows = [[0 <= b <= a < b + W for b in j.tolist()] for a in i.tolist()]
     return torch.tensor(rows)
+
+
+def ring_attention(q, k, v, positions, group, first=None, sinks=None):
+    """Keys and values arrive as one tensor, and each query reads a list."""
+    arrived, letter = [], [torch.cat((k, v), dim=-1), positions]
+    for _ in range(group.size):
+        arrived.append(letter)
+        letter = group.shift(letter)()
+    keys = torch.cat([x for x, _ in arrived], dim=2)
+    where = torch.cat([j for _, j in arrived], dim=1)
+    keys, values = keys.split((k.shape[3], v.shape[3]), dim=-1)
+    B, H, T, _ = q.shape
+    out, G = torch.zeros(B, H, T, v.shape[3], dtype=q.dtype), H // k.shape[1]
+    for b, h, t in (
+        (b, h, t) for b in range(B) for h in range(H) for t in range(T)
+    ):
+        i, j = positions[b, t], where[b]
+        mask = (j >= 0) & (j <= i)
+        if first is not None:
+            mask &= j >= first[b, t]
+        if not mask.any():
+            continue
+        scores = (keys[b, h // G, mask].double() @ q[b, h, t].double()).tolist()
+        scores = [x / q.shape[3] ** 0.5 for x in scores]
+        if sinks is not None:
+            scores.append(float(sinks[h]))
+        weights = one_row(torch.tensor(scores, dtype=torch.float64))
+        seen = values[b, h // G, mask].double()
+        out[b, h, t] = (weights[: len(seen)] @ seen).to(q.dtype)
+    return out

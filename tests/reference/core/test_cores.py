@@ -107,7 +107,7 @@ def test_a_mask_that_a_core_lacks_is_refused(core, mask):
             core.attend(*qkv(torch.float32), EVERY_MASK[mask]())
 
 
-@each_core_with("float64", "masks")
+@cores(lambda core: core.offers("float64", "masks"), sampled=True)
 @given(
     sizes=st.fixed_dictionaries(
         {
