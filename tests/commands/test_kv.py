@@ -43,7 +43,7 @@ def kv(text):
         p
         for language in ("en", "zh")
         for p in markdown_files(language)
-        if f"\n{COMMAND}" in body_of(p)
+        if f"\n{COMMAND}" in p.read_text(encoding="utf-8")
     ],
     ids=lambda path: f"{path.parts[-3]}-{path.stem}",
 )
