@@ -21,7 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnref.commands.comments import in_chinese
 from attnref.judge.words import wide
 from attnref.words import (
     LICENCE,
@@ -632,6 +631,8 @@ def run(options: argparse.Namespace) -> str:
 
 def in_its_language(code: str) -> str:
     """Code with its comments in the language of messages."""
+    from attnref.commands.comments import in_chinese
+
     return in_chinese(code) if chinese() else code
 
 
