@@ -8,7 +8,7 @@ import torch
 E4M3 = torch.float8_e4m3fn
 
 
-def rotate(x):
+def hadamard(x):
     """x times a Hadamard matrix, which spreads a channel over all; twice: x."""
     D = x.shape[-1]  # a power of 2
     for n in range(D.bit_length() - 1):

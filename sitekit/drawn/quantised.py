@@ -74,7 +74,7 @@ def in_mxfp4(x: Tensor, dim: int = CHANNELS) -> Tensor:
 
 def turned(code: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """x rotated, rounded, and rotated back."""
-    back: Tensor = low_bits.rotate(code(low_bits.rotate(x)))
+    back: Tensor = low_bits.hadamard(code(low_bits.hadamard(x)))
     return back
 
 

@@ -231,9 +231,9 @@ def test_a_rotation_is_a_hadamard_matrix_and_undoes_itself(D):
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while len(matrix) < D:
         matrix = torch.kron(ones, matrix)
-    rotated = low_bits.rotate(x)
+    rotated = low_bits.hadamard(x)
     torch.testing.assert_close(rotated, x @ matrix / D**0.5)
-    torch.testing.assert_close(low_bits.rotate(rotated), x)
+    torch.testing.assert_close(low_bits.hadamard(rotated), x)
     torch.testing.assert_close(rotated @ rotated.mT, x @ x.mT)
 
 
