@@ -1829,7 +1829,7 @@ def ring_attention_probes() -> list[Probe]:
         text = text_on_ranks(draw, places(n, T), 3, 4, 2, 4, 3, limit=6)
         t = torch.arange(T)
         ends = torch.tensor([[3], [T // 2], [T - 2]])
-        documents = (t * 0).where(t < ends, ends)  # (3, T)
+        documents = (t * 0).where(t < ends, ends)
         windows = (t - 3).clamp(min=0).expand(3, T)
         sinks = {"sinks": draw(4)}
         add("same", text | {"first": documents}, text | {"first": windows})

@@ -5,8 +5,6 @@ Needs only PyTorch.
 
 import torch
 
-E4M3 = torch.float8_e4m3fn
-
 
 def hadamard(x):
     """x times a Hadamard matrix, which spreads a channel over all; twice: x."""
@@ -22,7 +20,8 @@ def to_nvfp4(x):
     x = x.float().unflatten(-1, (-1, 16))
     largest = x.abs().amax(dim=-1, keepdim=True)
     whole = largest.max().clamp(min=1e-30) / (448 * 6)
-    scale = (largest / 6 / whole).clamp(min=2**-6).to(E4M3)
+    scale = (largest / 6 / whole).clamp(min=2**-6)
+    scale = scale.to(torch.float8_e4m3fn)
     return to_e2m1(x / (scale.float() * whole)), scale, whole
 
 
@@ -66,5 +65,5 @@ def attention_in_8_bits(q, k, v, mask=None, smooth=True):
     p = (scores - largest).exp()  # (B, H, T, S); at most 1
     total = p.sum(dim=-1, keepdim=True).clamp(min=1e-30)
     scale = v.abs().amax(dim=2, keepdim=True).clamp(min=1e-9) / 448
-    p, v = (448 * p).to(E4M3).float(), (v / scale).to(E4M3).float()
+    p, v = (x.to(torch.float8_e4m3fn).float() for x in (448 * p, v / scale))
     return p @ v * scale / (448 * total)  # (B, H, T, Dv)

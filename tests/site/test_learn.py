@@ -48,7 +48,7 @@ def test_gqa_is_mla_whose_latent_holds_all_its_heads():
     q = torch.einsum("bhtd,hk,dkc->bhtcd", q, head, mix)  # (1, H, T, K, D)
     k = torch.einsum("bktd,dkc->btcd", k, mix)[:, None]  # one for all heads
     q, k = (rope(x.transpose(2, 3), at).transpose(2, 3) for x in (q, k))
-    latent = v.transpose(1, 2).flatten(2)[:, None]  # (1, 1, T, K D)
+    latent = v.transpose(1, 2).flatten(2)[:, None]  # (1, 1, T, K * D)
     out = sdpa(q.flatten(3), k.flatten(3), latent, mask, scale=scale)
     out = torch.einsum("bhtkd,hk->bhtd", out.unflatten(-1, (K, D)), head)
     torch.testing.assert_close(out, gqa)  # absorbed MLA, R = Dr = K D
