@@ -243,6 +243,7 @@ def shapes():
         if kind.plain and kind.model != "mamba2"
     ]
     forms.append((mamba2.Mamba2(E, H, K, D, DV), mamba2.State()))
+    forms.append((kda.KDA(E, H, D, bound=-5.0), kda.State()))
     for end in (T, 2 * T):
         for layer, state in forms:
             layer(torch.randn(B, T, E), state, valid[:, :end])
