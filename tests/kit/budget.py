@@ -23,7 +23,6 @@ EXCEPTIONS = {
     "models/your-model": "block: the file is what the page is about",
     "models/decoder": "code: its plain form is a whole model",
     "beyond/compressed": "code: its plain form has three kinds of layer",
-    "beyond/split-heads": "code: its plain form has GQA and MLA",
     "mistakes/tests": "height: tests are looked up one by one",
     "mistakes/cache-mistakes": "height: entries are looked up one by one",
 }
