@@ -151,17 +151,4 @@ def numbers() -> dict[str, Any]:
         "even_llama": f"{state_bytes // _bytes(llama, 1):,}",
         "even_mla": f"{state_bytes // _bytes(latent, 1):,}",
         "drift": f"{_drift_errors()[-1].max().item():.1%}",
-        **_cancellation(),
-    }
-
-
-def _cancellation() -> dict[str, str]:
-    """What float32 makes of a decay of e^-0.1 between two sums near -10,000."""
-    large = torch.tensor(-1e4)
-    step = large - torch.nextafter(large, 2 * large)
-    difference = (large - 0.1) - large
-    return {
-        "step": f"{step.item():.5f}",
-        "kept": f"{exp(-0.1):.4f}",
-        "cancelled": f"{exp(difference.item()):.4f}",
     }
