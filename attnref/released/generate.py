@@ -208,6 +208,7 @@ def _loading(config: Config, dequantises: bool) -> str:
             "apart": any(n in mixers for n in alone),
             "twice": twice,
             "join": "join" in names,
+            "padded": "padded" in names,
             "split": "split" in names,
             "rename": "rename" in names,
             "unused": UNUSED,

@@ -78,8 +78,9 @@ class KimiDeltaAttention(StateRecord):
 
     kernel: int
     layout: str  # of A_log: "four axes", "one axis" or ""
-    low_rank: bool  # gates
+    low_rank: bool  # the gate of the decay
     bound: float = 0.0  # of the logarithm of a decay
+    full_rank_gate: bool = False  # of the output
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,9 @@ def tables(names: Mapping[str, Any]) -> str:
         rows = [f"{_text(a)}: {_text(b)}" for a, b in names["rename"].items()]
         text += "# Published names, and those of this file.\n"
         text += _table("RENAME", rows)
+    if "padded" in names:
+        text += "# Weights that published files fill up with zeros.\n"
+        text += f"PADDED = {{{', '.join(map(_text, names['padded']))}}}\n"
     return text
 
 

@@ -594,6 +594,27 @@ def left_out(
     )
 
 
+def _left_out_within(
+    row: Family, config: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
+    """Fields within one that the row reads, if no entry of the row names
+    them, with their values."""
+    others = _field_names()[1]
+    entries = (*row.fields.values(), *row.mixer.values(), *row.state.values())
+    texts = [entry for entry in entries if isinstance(entry, str)]
+    found = []
+    for name in sorted(row.reads - OF_ROPE):
+        fields = config.get(name)
+        if not isinstance(fields, Mapping):
+            continue
+        for key, value in fields.items():
+            named = any(f'"{key}"' in text for text in texts)
+            skipped = named or key in others or isinstance(value, Mapping)
+            if value and not skipped:
+                found.append((f"{name}.{key}", value))
+    return found
+
+
 def check_no_draft(family: str, config: Mapping[str, Any]) -> None:
     """Refuse the small model that writes drafts for one of this family."""
     classes = str(config.get("architectures")).lower()
@@ -616,6 +637,10 @@ def _check_fields(family: str, row: Family, config: Mapping[str, Any]) -> None:
             raise ValueError(
                 message("{}: {}={} is not positive", family, name, size)
             )
+    inner = _left_out_within(row, config)
+    if inner:
+        text = ", ".join(f"{name}={value!r}"[:80] for name, value in inner)
+        raise ValueError(message("{}: attention does not read {}", family, text))
     unread, unknown = left_out(row, config)
     fields = ", ".join(f"{n}={config[n]!r}"[:80] for n in unread + unknown)
     if unread:

@@ -8,6 +8,7 @@ import random
 import re
 from copy import deepcopy
 from itertools import accumulate, pairwise
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +19,19 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     DynamicCache,
+    KimiLinearConfig,
+    KimiLinearForCausalLM,
     MiMoV2FlashConfig,
     MiMoV2FlashForCausalLM,
     PretrainedConfig,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.glm5_next.modeling_glm5_next import (
+    Glm5NextTextForgetGate,
+)
+from transformers.models.kimi_linear.modeling_kimi_linear import (
+    KimiLinearDeltaAttention,
+)
 
 from attnref.numbers.shapes import Model
 from attnref.released.from_config import model_from_config
@@ -81,7 +90,50 @@ class MiMoV2(MiMoV2FlashForCausalLM):
                 vars(attn)["sinks"] = attn.attention_sink_bias
 
 
+class KimiK3(KimiLinearForCausalLM):
+    """Kimi Linear with what its config has in Kimi K3, which transformers does
+    not know: the bounded decay of GLM-5.3, one matrix for the gate of KDA, and
+    a gate of MLA."""
+
+    def __init__(self, config: KimiLinearConfig) -> None:
+        super().__init__(config)
+        fields = getattr(config, "linear_attn_config", None) or {}
+        for layer in self.model.layers:
+            mixer, E = layer.self_attn, config.hidden_size
+            if not isinstance(mixer, KimiLinearDeltaAttention):
+                if getattr(config, "mla_use_output_gate", False):
+                    gate_output(mixer, E)
+                continue
+            if fields.get("gate_lower_bound"):
+                options = config.to_dict() | {
+                    "linear_lower_bound": fields["gate_lower_bound"]
+                }
+                gate = Glm5NextTextForgetGate(SimpleNamespace(**options))
+                mixer.forget_gate = gate
+            if fields.get("use_full_rank_gate"):
+                del mixer.g_a_proj, mixer.g_b_proj
+                mixer.g_proj = nn.Linear(E, mixer.qkv_dim, bias=False)
+                vars(mixer)["g_a_proj"] = nn.Identity()
+                vars(mixer)["g_b_proj"] = mixer.g_proj
+
+
+def gate_output(attn: nn.Module, width: int) -> None:
+    """Multiply what the heads return by a gate of the layer's input."""
+    attn.g_proj = nn.Linear(width, attn.o_proj.in_features, bias=False)
+    inputs: list[Tensor] = []
+
+    def keep_input(module, args, keywords):
+        inputs[:] = [args[0] if args else keywords["hidden_states"]]
+
+    def gate(module, args):
+        return (args[0] * attn.g_proj(inputs[0]).sigmoid(),)
+
+    attn.register_forward_pre_hook(keep_input, with_kwargs=True)
+    attn.o_proj.register_forward_pre_hook(gate)
+
+
 CONFIG_MAPPING.register("mimo_v2", MiMoV2Config)
+AutoModelForCausalLM.register(KimiLinearConfig, KimiK3, exist_ok=True)
 AutoModelForCausalLM.register(MiMoV2Config, MiMoV2)
 FAMILIES = sorted(families())
 LAYERS, LENGTH, ROWS = 4, 24, 3

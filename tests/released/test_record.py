@@ -160,6 +160,20 @@ def test_kimi_k2_is_read_as_what_it_repeats():
     assert records_of(nested) == records_of(base)
 
 
+def test_a_field_within_another_is_read_or_refused():
+    """As `gate_lower_bound`, without which Kimi K3 decays otherwise."""
+    config = RELEASED["kimi-linear-48b"]
+    inner = config["linear_attn_config"]
+    bounded = inner | {"gate_lower_bound": -5.0}
+    assert mixers_of(config | {"linear_attn_config": bounded})[0].bound == -5
+    for name, value in {"beta_max": 2.0, "kda_lower_bound": -5.0}.items():
+        changed = config | {"linear_attn_config": inner | {name: value}}
+        message = f"attention does not read linear_attn_config.{name}={value}"
+        with pytest.raises(ValueError, match=message):
+            attention_of(changed, 3)
+        assert mixers_of(config | {"linear_attn_config": inner | {name: None}})
+
+
 def test_a_file_of_images_too_says_its_family_outside():
     nested = {"model_type": "llama9", "text_config": {"hidden_size": 64}}
     with pytest.raises(ValueError, match="model_type='llama9' is none of"):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -25,7 +26,7 @@ from tests.kit.checkpoints import (
     write,
 )
 from tests.kit.compare import relative_error
-from tests.kit.families import FAMILIES, config_of, model_of, seen
+from tests.kit.families import FAMILIES, FLAGS, config_of, model_of, seen
 
 # One of each way in which names differ; the audit takes all families.
 QUICK = {
@@ -94,6 +95,28 @@ def by_longer_file(folder, fields, layer, **options):
 
 
 READERS = pytest.mark.parametrize("read", [by_package, by_file])
+
+
+@READERS
+def test_rows_of_zeros_after_those_of_kimi_k3_are_left(tmp_path, read):
+    """It is published with 128 decays of 96 heads."""
+    config = config_of("kimi_linear", **FLAGS["kimi_linear"])
+    model = model_of(config)
+    fields = {"model_type": "kimi_k3", "text_config": config.to_dict()}
+    tensors = {
+        f"language_model.{name}": F.pad(w, (0, 3)) if "A_log" in name else w
+        for name, w in published(model, "kimi_linear").items()
+    }
+    folder = write(tmp_path, fields, tensors)
+    for layer in range(config.num_hidden_layers):
+        loaded = read(folder, fields, layer).state_dict()
+        wanted = dict(model.model.layers[layer].self_attn.named_parameters())
+        assert loaded.keys() == wanted.keys()
+        assert all(torch.equal(w, wanted[n]) for n, w in loaded.items())
+    name = next(name for name in tensors if "A_log" in name)
+    tensors[name][-1] = 1  # a head more than the config has
+    with pytest.raises(ValueError, match="A_log"):
+        read(write(tmp_path, fields, tensors), fields, 0)
 
 
 def quantise(tensors, module, block=(16, 16)):
