@@ -29,6 +29,7 @@ from sitekit.markdown import numbers, source
 from sitekit.markdown.calls import arguments, check_keys, find, near, single_key, value
 from sitekit.markdown.render import Words, as_markdown, inline, plain, render
 from sitekit.markdown.tables import TABLES
+from sitekit.markdown.unmarked import unmarked
 from sitekit.place import current
 
 COMMA = {"en": ", ", "zh": "，"}
@@ -321,7 +322,12 @@ def draw_fence(body: str, kind: str, fence: Fence) -> Output:
     if kind not in KINDS:
         function = find(kind, fence.page)
         check_keys(f"a {kind}", spec, function)
-        return Output(str(function(**spec)), plain(spec.get("caption", "")))
+        html = str(function(**spec))
+        caption = plain(spec.get("caption", ""))
+        if "{" in caption:  # the function has filled it in
+            (drawn,) = re.findall(r"(?s)<figcaption>(.*?)</figcaption>", html)
+            caption = unmarked(drawn)
+        return Output(html, caption)
     functions: list[Callable[..., Any]] = [KINDS[kind]]
     if kind == "table":
         functions.append(TABLES[single_key("a table", TABLES, spec)])

@@ -20,6 +20,8 @@ from tests.kit.pages import PAGES, Reader, built
 ROOTS = {"en": "", "zh": "zh/"}
 LINK = re.compile(r"\]\((?!https?:)([^()\s]+)\)")
 ANCHOR = re.compile(r'<a id="([^"]+)"></a>')
+FORMULA = re.compile(r"(?s)\$\$.*?\$\$|\$[^$\n]*\$")
+FILLED = re.compile(r"\{[a-z]\w+\}")  # a number that was not filled in
 CODE = re.compile(r"(?ms)^( *)```.*?^\1```$|(`+).+?\2(?!`)")
 
 
@@ -74,6 +76,7 @@ def test_a_text_is_short_and_plain_markdown(texts):
     for path, text in texts.items():
         assert 300 < len(text.encode()) < 100_000, path
         prose = CODE.sub("", text)
+        assert not FILLED.search(FORMULA.sub("", prose)), path
         tags = {*re.findall(r"</?[a-z]+", ANCHOR.sub("", prose))}
         assert tags <= {"<br", "<strong", "</strong"}, path
         assert not re.search(
