@@ -131,8 +131,9 @@ class MultiHeadLatentAttention(nn.Module):
     width `qk_rope_head_dim`, with one RoPE key for all heads. `q_lora_rank`
     is the rank of the latent of the queries; None means that queries are not
     compressed. `rope` says how the part with positions is rotated, and `scores`
-    sets another scale, a bias, a softcap and sinks. Parameters are named as in
-    Hugging Face checkpoints of DeepSeek-V3.
+    sets another scale, a bias, a softcap and sinks. With `output_gate`, as in
+    Kimi K3, what the heads return is multiplied by a sigmoid of the input.
+    Parameters are named as in Hugging Face checkpoints of DeepSeek-V3.
 
     Examples:
         >>> layer = MultiHeadLatentAttention(
@@ -159,6 +160,7 @@ class MultiHeadLatentAttention(nn.Module):
         rope: Rope | None = INTERLEAVED,
         eps: float = 1e-6,
         scores: Scores | None = None,
+        output_gate: bool = False,
         attend: Attend = sdpa,
     ) -> None:
         super().__init__()
@@ -202,7 +204,11 @@ class MultiHeadLatentAttention(nn.Module):
         self.kv_b_proj = nn.Linear(
             kv_lora_rank, n_heads * (qk_nope_head_dim + v_head_dim), bias=False
         )
-        self.o_proj = nn.Linear(n_heads * v_head_dim, d_model, bias=bias)
+        out_width = n_heads * v_head_dim
+        self.g_proj = None
+        if output_gate:
+            self.g_proj = nn.Linear(d_model, out_width, bias=False)
+        self.o_proj = nn.Linear(out_width, d_model, bias=bias)
         self.scores = scores or Scores()
         if self.scores.scale is not None:
             self.scale = self.scores.scale
@@ -251,8 +257,10 @@ class MultiHeadLatentAttention(nn.Module):
         attend = partial(self.attend, **options)
         up = self.kv_b_proj
         parts = Parts(q, q_rope, c, k_rope, up, seen, append, attend)
-        heads = FORMS[form](parts)  # (B, H, T, Dv)
-        out: Tensor = self.o_proj(merge_heads(heads))
+        heads = merge_heads(FORMS[form](parts))  # (B, T, H * Dv)
+        if self.g_proj is not None:
+            heads = heads * self.g_proj(x).sigmoid()
+        out: Tensor = self.o_proj(heads)
         return out  # (B, T, E)
 
 
@@ -271,8 +279,11 @@ def absorbed_weights(
     second, `(E, H, R)`, maps each head's sum of latents to the output. Both
     are computed once, and W^UK and W^UV are then not needed any more. They
     are larger than their factors. The output's bias is not included, nor what
-    is done to scores, such as a softcap.
+    is done to scores, such as a softcap. An output gate stands between the two
+    that are merged, so a layer with one is refused.
     """
+    if layer.g_proj is not None:
+        raise ValueError("an output gate stands between W^UV and W^O")
     H, Dn, Dr = layer.n_heads, layer.qk_nope_head_dim, layer.qk_rope_head_dim
     R, Dv = layer.kv_lora_rank, layer.v_head_dim
     last = "q_proj" if layer.q_lora_rank is None else "q_b_proj"

@@ -640,7 +640,9 @@ def _check_fields(family: str, row: Family, config: Mapping[str, Any]) -> None:
     inner = _left_out_within(row, config)
     if inner:
         text = ", ".join(f"{name}={value!r}"[:80] for name, value in inner)
-        raise ValueError(message("{}: attention does not read {}", family, text))
+        raise ValueError(
+            message("{}: attention does not read {}", family, text)
+        )
     unread, unknown = left_out(row, config)
     fields = ", ".join(f"{n}={config[n]!r}"[:80] for n in unread + unknown)
     if unread:

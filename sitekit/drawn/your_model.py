@@ -269,7 +269,7 @@ def refused(language: str) -> Rows:
     command, in the language of the page."""
     config = models.released()["llama-3.3-70b"].config
     changes = (
-        {"model_type": "kimi_k3"},
+        {"model_type": "rwkv"},
         {"rope_scaling": {"type": "dynamic"}},
         {"attn_logit_softcapping": 50.0},
         {"use_new_attention": True},

@@ -20,7 +20,9 @@ from attnref.numbers.shapes import (
     Store,
 )
 from attnref.released import specs
-from attnref.released.specs import date_key, models
+from attnref.released.record import read_config
+from attnref.released.specs import configs, date_key, models
+from attnref.released.weights import matrices_of
 
 FILE = json.loads(Path(specs.__file__).with_name("specs.json").read_text())
 PLACES = {**specs.PLACES, **FILE["places"]}
@@ -228,3 +230,15 @@ def test_the_heads_say_which_variant_it_is():
     assert models()["qwen3-next-80b"].layers == 48
     unknown = Full(layers=1, q_heads=None, kv_heads=2, head_dim=5, v_head_dim=5)
     assert unknown.variant == "GQA"
+
+
+def test_kimi_k3_has_the_parameters_that_its_report_gives():
+    """2.78T, of which a token meets 104.2B: 16 of 896 experts, and no table
+    of embeddings."""
+    matrices = matrices_of(read_config(configs()["kimi-k3"]))
+    total = sum(m.params for m in matrices)
+    experts = sum(m.params for m in matrices if ".experts." in m.name)
+    (rows,) = (m.params for m in matrices if "embed_tokens" in m.name)
+    assert round(total / 1e12, 2) == 2.78
+    active = total - experts + experts * 16 // 896 - rows
+    assert round(active / 1e9, 1) == 104.2

@@ -268,7 +268,7 @@ def test_what_is_over_the_budget_is_written_and_seen(page):
 
 
 def test_weights_are_of_parameters_that_are_known_or_entered(page):
-    fill(page, model="kimi-k3", ranks="1")
+    fill(page, model="command-a", ranks="1")
     assert page.locator("[name=params]").input_value() == ""
     assert read(page).endswith(
         "no source gives its parameters: enter their number."

@@ -101,7 +101,7 @@ def test_every_part_has_its_words():
 
 def test_the_page_refuses_what_it_says():
     rows = your_model.refused("en")
-    assert rows[0][1].startswith("model_type='kimi_k3' is none of the")
+    assert rows[0][1].startswith("model_type='rwkv' is none of the")
     assert len({row[1] for row in rows}) == len(rows) == 4
 
 

@@ -289,7 +289,7 @@ REFUSED = {
     '{"text_config": {"text_config": {"model_type": "qwen3"}}}': (
         "the config has no model_type"  # nested once, as in files of models
     ),
-    '{"model_type": "kimi_k3"}': "'kimi_k3' is none of",
+    '{"model_type": "rwkv"}': "'rwkv' is none of",
     changed(head_dim=1e300): "head_dim=1e+300 is not a positive",
     changed(head_dim=-1): "head_dim=-1 is not a positive",
     changed(partial_rotary_factor=-1): "rotates -128",

@@ -21,9 +21,11 @@ from attnref import (
     Rope,
     Scores,
     Yarn,
+    absorbed_weights,
     token_positions,
 )
 from tests.kit.compare import relative_error
+from tests.kit.families import gate_output
 from tests.kit.oracles import (
     BOUND,
     CHUNKS,
@@ -213,6 +215,28 @@ def test_the_cache_holds_what_that_of_transformers_holds(model, form):
         k_rope = k_rope.unflatten(-1, (-1, 2)).mT.flatten(-2)
     assert relative_error(c, held.keys) <= BOUND
     assert relative_error(k_rope, held.values) <= BOUND
+
+
+def test_a_gate_of_the_output_in_each_form():
+    """As in Kimi K3: of the input, one for each channel, before `o_proj`."""
+    _, theirs = pair("V3")
+    gate_output(theirs, E)
+    sharpened(theirs.g_proj)
+    theirs.to(theirs.o_proj.weight)
+    ours = layer_for(theirs.config, "two mscales", output_gate=True)
+    ours.to(theirs.o_proj.weight).load_state_dict(theirs.state_dict())
+    x, valid = torch.randn(B, LENGTH, E), padded("left")
+    want = in_theirs(theirs, x, valid=valid)
+    options = {"valid": valid, "positions": token_positions(valid)}
+    for form in every_form(ours):
+        for chunks in CHUNKS.values():
+            got = in_ours(form, x, chunks, KVCache(ROOM), **options)
+            assert relative_error(got[valid], want[valid]) <= BOUND
+    with pytest.raises(ValueError, match="an output gate stands between"):
+        absorbed_weights(ours)
+    ours.g_proj = None
+    got = in_ours(ours, x, **options)
+    assert relative_error(got[valid], want[valid]) >= WRONG
 
 
 SCORES = {  # and whose function attends within DeepSeek's layer
