@@ -164,9 +164,10 @@ def _unread(config: Config, row: Family) -> list[str]:
 
 def _lenient(config: Config, unread: Sequence[str]) -> Config:
     """The config without what is not known and changes no bytes: `unread`, an
-    activation, and parts of RoPE. If there is nothing of the kind, it is the
-    same object."""
+    activation, parts of RoPE, and whether tokens see later ones. If there is
+    nothing of the kind, it is the same object."""
     fields = {n: x for n, x in config.fields.items() if n not in unread}
+    fields.pop("is_causal", None)
     if fields.get("hidden_act") != "silu":
         fields.pop("hidden_act", None)
     for name in ("rope_parameters", "rope_scaling"):

@@ -385,6 +385,8 @@ MANY = 1000  # layers
 HUGE = 2**31
 # Fields that may not be negative, also where no layer reads them.
 WINDOWS = "sliding_window", "attention_chunk_size"
+# Fields of which False is the change: without them, the attention has it on.
+CHANGES_IF_OFF = {"rotary", "scale_attn_weights", "use_pos_enc", "use_rope"}
 INDEXED = "indexed_attention"
 KIND_NAMES = {  # kinds of layers by the names that some files give them
     "attention": "full_attention",
@@ -582,11 +584,16 @@ def parsed(text: str) -> Any:
 def left_out(
     row: Family, config: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Fields that have a value and that the row does not read: first those
-    that may change attention, then those that are unknown."""
+    """Fields that the row does not read, unless they are empty, 0, None, or
+    False where that changes nothing: first those that may change attention,
+    then those that are unknown."""
     attention, others = _field_names()
     known = row.reads | others
-    names = [name for name, value in config.items() if value]
+    names = [
+        name
+        for name, value in config.items()
+        if value or (value is False and name in CHANGES_IF_OFF)
+    ]
     names = [name for name in names if name not in known]
     return (
         [name for name in names if name in attention],
@@ -637,10 +644,20 @@ def _check_fields(family: str, row: Family, config: Mapping[str, Any]) -> None:
             raise ValueError(
                 message("{}: {}={} is not positive", family, name, size)
             )
+    if config.get("is_causal") is False:
+        raise ValueError(
+            message(
+                "{}: with is_causal=False each token sees all others; only "
+                "causal attention is known",
+                family,
+            )
+        )
     inner = _left_out_within(row, config)
     if inner:
         text = ", ".join(f"{name}={value!r}"[:80] for name, value in inner)
-        raise ValueError(message("{}: attention does not read {}", family, text))
+        raise ValueError(
+            message("{}: attention does not read {}", family, text)
+        )
     unread, unknown = left_out(row, config)
     fields = ", ".join(f"{n}={config[n]!r}"[:80] for n in unread + unknown)
     if unread:
