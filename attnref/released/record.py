@@ -85,8 +85,9 @@ class AttentionRecord:
     rope_truncate: bool = True
     rope_short: tuple[float, ...] = ()
     rope_long: tuple[float, ...] = ()
+    # The share of pairs that turn, where rope_kind is "proportional".
     rope_share: float = 1.0
-    rope_size: float = 1.0
+    rope_size: float = 1.0  # a factor of cosines and sines
     # queries by their position
     q_factor: float = 1.0
     q_growth: float = 0.0
@@ -194,8 +195,8 @@ def _part(name: str, part: str) -> dict[str, Any]:
     return {**_part(like, part), **entries} if like else entries
 
 
-UNREADABLE = TypeError, LookupError, ArithmeticError, AttributeError
-WRONG = "{}: a field of the config has a value of a wrong type"
+READ_ERRORS = TypeError, LookupError, ArithmeticError, AttributeError
+WRONG_TYPE = "{}: a field of the config has a value of a wrong type"
 NO_VALUE = "{}: {}={!r} is not a valid value"
 
 
@@ -230,7 +231,7 @@ def _layer(
         )
     kind = kinds[layer]
     indexed = kind == INDEXED and "index_topk" not in row.fields
-    if kind not in KINDS or indexed:
+    if kind not in SOFTMAX_KINDS or indexed:
         raise ValueError(
             message(
                 "{}: layer {} is {}, not softmax attention", family, layer, kind
@@ -304,13 +305,13 @@ def _check_heads(r: MixerRecord) -> MixerRecord:
 
 
 def _sharing(
-    family: str, kinds: Sequence[str], layer: int, readers: int
+    family: str, kinds: Sequence[str], layer: int, n_readers: int
 ) -> tuple[int | None, bool]:
     """Whose keys and values a layer reads, and whether others read its own.
 
     The last layers are readers, each of the last layer of its kind before them.
     """
-    first = len(kinds) - readers
+    first = len(kinds) - n_readers
     if not first < len(kinds):
         return None, False
     same = [n for n in range(first) if kinds[n] == kinds[layer]]
@@ -371,7 +372,7 @@ def _value(
         value = value_of(entry, values)
         if isinstance(value, complex):  # (-8) ** -0.5
             raise TypeError(name)
-    except (*UNREADABLE, ValueError):
+    except (*READ_ERRORS, ValueError):
         text = _fault(family, name, entries, values, config)
         raise ValueError(text) from None
     if name in POSITIVE:
@@ -381,7 +382,7 @@ def _value(
 
 
 POSITIVE = "d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim"
-MANY = 1000  # layers
+MAX_LAYERS = 1000
 HUGE = 2**31
 # Fields that may not be negative, also where no layer reads them.
 WINDOWS = "sliding_window", "attention_chunk_size"
@@ -395,7 +396,12 @@ KIND_NAMES = {  # kinds of layers by the names that some files give them
     "minimax_m3_sparse": INDEXED,
     "recurrent": "linear_attention",
 }
-KINDS = "full_attention", "sliding_attention", "chunked_attention", INDEXED
+SOFTMAX_KINDS = (
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    INDEXED,
+)
 ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
 DRAFTS = "eagle", "dflash", "dspark", "draft", "medusa"
 FAMILY = {  # the family behind other names in files
@@ -449,7 +455,7 @@ class Config:
 
     fields: Mapping[str, Any]  # of the text model
     path: str | None = None  # if it was read from a file
-    outer: str = ""  # the model_type of the whole file
+    outer_model_type: str = ""  # the model_type of the whole file
 
     @property
     def family(self) -> str:
@@ -492,7 +498,7 @@ class Config:
     def layers(self) -> Layers:
         """The kind of each layer, and the record of its attention."""
         return [
-            (kind, self.record(layer) if kind in KINDS else None)
+            (kind, self.record(layer) if kind in SOFTMAX_KINDS else None)
             for layer, kind in enumerate(self.kinds)
         ]
 
@@ -522,16 +528,16 @@ class Config:
         kinds = self.kinds
         try:
             return _checked(_layer(self, kinds, layer))
-        except UNREADABLE:
-            raise ValueError(message(WRONG, self.family)) from None
+        except READ_ERRORS:
+            raise ValueError(message(WRONG_TYPE, self.family)) from None
 
 
 def kinds_in(family: str, row: Family, config: Mapping[str, Any]) -> list[str]:
     """What a config of this row calls its layers, whatever fields it has."""
     try:
         return _kinds(family, row, config)
-    except UNREADABLE:
-        raise ValueError(message(WRONG, family)) from None
+    except READ_ERRORS:
+        raise ValueError(message(WRONG_TYPE, family)) from None
 
 
 def read_config(source: Any) -> Config:
@@ -552,7 +558,8 @@ def read_config(source: Any) -> Config:
             )
     if not isinstance(source, Mapping):
         raise TypeError(f"config is {type(source).__name__}; pass an object")
-    fields, whole = dict(source), str(source.get("model_type"))
+    fields = dict(source)
+    outer_model_type = str(source.get("model_type"))
     for part in ("thinker_config", "text_config"):
         outer, inner = fields, fields.get(part)
         if isinstance(inner, Mapping):
@@ -565,7 +572,7 @@ def read_config(source: Any) -> Config:
         fields["model_type"] = FAMILY.get(family, family)
     if f"{family}_text" in families():  # of images too, without text_config
         fields["model_type"] = f"{family}_text"
-    return Config(fields, path, whole)
+    return Config(fields, path, outer_model_type)
 
 
 def parsed(text: str) -> Any:
@@ -720,9 +727,9 @@ def _kinds(family: str, row: Family, config: Mapping[str, Any]) -> list[str]:
     name = next((name for name in names if name in values), names[0])
     size = len(blocks) if blocks else values.get(name)
     count = _size(size, family, {name: size})
-    if count > MANY:
+    if count > MAX_LAYERS:
         raise ValueError(
-            message("{}: {} layers are more than {}", family, count, MANY)
+            message("{}: {} layers are more than {}", family, count, MAX_LAYERS)
         )
     if pattern:  # it repeats
         kinds = [pattern[layer % len(pattern)] for layer in range(count)]
