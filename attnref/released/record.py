@@ -292,7 +292,14 @@ def _check_heads(r: MixerRecord) -> MixerRecord:
                 r.n_v_heads,
             )
         )
-    if isinstance(r, KeysRecord) and r.n_heads % r.n_kv_heads:
+    if isinstance(r, KeysRecord):
+        _check_groups(r)
+    return r
+
+
+def _check_groups(r: AttentionRecord | KeysRecord) -> None:
+    """Refuse key heads that do not divide the query heads."""
+    if r.n_heads % r.n_kv_heads:
         raise ValueError(
             message(
                 "{}: n_kv_heads={} does not divide n_heads={}",
@@ -301,7 +308,6 @@ def _check_heads(r: MixerRecord) -> MixerRecord:
                 r.n_heads,
             )
         )
-    return r
 
 
 def _sharing(
@@ -916,15 +922,7 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
             raise ValueError(
                 message("{}: {}={} is not positive", r.family, name, size)
             )
-    if r.n_heads % r.n_kv_heads:
-        raise ValueError(
-            message(
-                "{}: n_kv_heads={} does not divide n_heads={}",
-                r.family,
-                r.n_kv_heads,
-                r.n_heads,
-            )
-        )
+    _check_groups(r)
     least = min((r.rope_theta or 2.0) - 1, r.rope_low, r.rope_high)
     if r.rope_kind == "yarn" and min(least, r.rope_length) <= 0:
         raise ValueError(
