@@ -89,6 +89,11 @@ def generated_page(src_uri: str, config: Any) -> File:
     return file
 
 
+def is_model_page(page: Any) -> bool:
+    """Whether it stands in no file: only pages of models do not."""
+    return bool(page.file.generated_by)
+
+
 def url_of(stem: str, config: Any) -> str:
     """The address of a page below the root of its language."""
     return f"{stem}/" if config.use_directory_urls else f"{stem}.html"

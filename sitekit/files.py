@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from markupsafe import escape
 
 from attnref.commands import copy
-from attnref.judge.tasks import TASKS, stub
+from attnref.judge.tasks import TASKS, file_to_fill
 from attnref.words import version
 from sitekit import ROOT, answers
 from sitekit.adapter import BuildError, get_relative_url
@@ -201,7 +201,7 @@ def _definitions_by_section(code: str) -> dict[str, list[str]]:
 
 def stubs(language: str) -> dict[str, str]:
     """The files to fill in, by their place below `/files/`."""
-    return {f"exercises/{name}.py": stub(name, language) for name in TASKS}
+    return {f"exercises/{name}.py": file_to_fill(name, language) for name in TASKS}
 
 
 class Block(NamedTuple):

@@ -17,33 +17,33 @@ from sitekit import CONFIGS, ROOT, adapter, serve
 
 OVERRIDES = ROOT / "overrides"
 COMMENT = re.compile(r"(?m)^\s*(//.*\n\s*)*")  # of JavaScript, and its indent
+THEME_FILE = re.compile(r"assets/stylesheets/main\.\w+\.min\.css")
+BUNDLE_FILE = re.compile(r"assets/javascripts/bundle\.\w+\.min\.js")
+PALETTE_FILE = re.compile(r"assets/stylesheets/palette\.\w+\.min\.css")
 # The theme has five rules for each of 20 tabs, and each is tried on each
 # element: no page has more than 8 tabs in a row.
-THEME = re.compile(r"assets/stylesheets/main\.\w+\.min\.css")
 TABS_ABOVE_8 = re.compile(r",[^,{}]*tabbed-set>input:nth-child\((?:9|1\d|20)\)[^,{}]*")
-
-# Collect garbage rarely: each collection visits all that torch has imported.
-# At the end of the process there would be two more.
-gc.set_threshold(100_000, 50, 100)
-atexit.register(gc.freeze)
 # Pictures of what no page has: most kinds of boxes, tasks, footnotes, versions.
 ICONS = re.compile(
     r"--md-(?:admonition-icon--(?:abstract|info|tip|warning|failure|danger|bug|example|quote)"
     r'|(?:tasklist|footnotes|annotation|version|post-pin)[\w-]*):url\("[^"]*"\);?'
 )
 # Palettes of the theme that no page has: the site has colours of its own.
-PALETTES = re.compile(r"\[data-md-color-(?:primary|accent)=[^{}]*\{[^}]*\}")
-# The theme asks for a sitemap beside whatever is an alternate of a page: a text
-# and the feed are no other languages.
-BUNDLE = re.compile(r"assets/javascripts/bundle\.\w+\.min\.js")
+PALETTE_RULES = re.compile(r"\[data-md-color-(?:primary|accent)=[^{}]*\{[^}]*\}")
+# The theme's script fetches a sitemap beside each of these links. Ours are also
+# Markdown and a feed, which have none: only links with `hreflang` are languages.
 ALTERNATE = "link[rel=alternate]"
-PALETTE = re.compile(r"assets/stylesheets/palette\.\w+\.min\.css")
 # The style of docstrings, which only pages of the API have.
 DOCSTRINGS = re.compile(r'<link rel="stylesheet" href="[^"]*_mkdocstrings\.css">')
 _is_server = False
 # By language: a server has both.
 _navigation: dict[str, list[Any]] = {}  # all pages, in order
 _sites: dict[str, Any] = {}  # what sitekit/files.py knows of the site
+
+# Collect garbage rarely: each collection visits all that torch has imported.
+# At the end of the process there would be two more.
+gc.set_threshold(100_000, 50, 100)
+atexit.register(gc.freeze)
 
 
 def _is_english(config: Any) -> bool:
@@ -69,17 +69,8 @@ def on_config(config: Any) -> Any:
 
     # The tensors of figures are small: threads would only wait for each other.
     torch.set_num_threads(1)
-    # The address of the English home page, below which both languages are.
-    # Without `site_url` it is the root of the server, as for MkDocs.
-    root = config.extra["roots"][config.theme["language"]]
-    config.extra["home_url"] = (config.site_url or "/").removesuffix(root)
-    # Without the theme's worker in its place, the build stops here.
-    (worker,) = (
-        path.relative_to(folder).as_posix()
-        for folder in map(Path, config.theme.dirs)
-        for path in folder.glob("assets/javascripts/workers/search.*.js")
-    )
-    config.extra["worker"] = worker
+    config.extra["home_url"] = _home_url(config)
+    config.extra["worker"] = _worker(config)
     if config.plugins["material/offline"].config.enabled:
         config.extra["polyfills"] = ["assets/iframe-worker.js"]
     if config.nav and not _is_english(config):
@@ -87,6 +78,23 @@ def on_config(config: Any) -> Any:
     plugin = config.plugins["material/search"]
     plugin.search_index = search.Index(plugin.config)
     return config
+
+
+def _home_url(config: Any) -> str:
+    """The address of the English home page, below which both languages are.
+    Without `site_url` it is the root of the server, as for MkDocs."""
+    root = config.extra["roots"][config.theme["language"]]
+    return str((config.site_url or "/").removesuffix(root))
+
+
+def _worker(config: Any) -> str:
+    """The theme's worker of the search; without it, the build stops here."""
+    (worker,) = (
+        path.relative_to(folder).as_posix()
+        for folder in map(Path, config.theme.dirs)
+        for path in folder.glob("assets/javascripts/workers/search.*.js")
+    )
+    return worker
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -102,6 +110,7 @@ def on_files(files: Any, config: Any) -> Any:
     for address, make in outputs.outputs(config, stems).items():
         files.append(adapter.GeneratedFile(config, address, make))
     _shorten(files)
+    _ask_sitemaps_of_languages(files)
     return files
 
 
@@ -113,14 +122,19 @@ def _shorten(files: Any) -> None:
             script.content_string = COMMENT.sub("", script.content_string)
     style = files.get_file_from_path("assets/attnref.css")
     style.content_string = _short_style(style.content_string)
-    theme = next(f for f in files.css_files() if THEME.match(f.src_uri))
+    theme = next(f for f in files.css_files() if THEME_FILE.match(f.src_uri))
     theme.content_string = ICONS.sub("", TABS_ABOVE_8.sub("", theme.content_string))
-    bundle = next(f for f in files.javascript_files() if BUNDLE.match(f.src_uri))
+    palette = next(f for f in files.css_files() if PALETTE_FILE.match(f.src_uri))
+    palette.content_string = PALETTE_RULES.sub("", palette.content_string)
+
+
+def _ask_sitemaps_of_languages(files: Any) -> None:
+    """Let the theme's script ask only other languages for a sitemap."""
+    bundle = next(f for f in files.javascript_files() if BUNDLE_FILE.match(f.src_uri))
     script = bundle.content_string
-    assert script.count(ALTERNATE) == 1
+    if script.count(ALTERNATE) != 1:
+        raise adapter.BuildError(f"{bundle.src_uri}: {ALTERNATE} stands there not once")
     bundle.content_string = script.replace(ALTERNATE, f"{ALTERNATE}[hreflang]")
-    palette = next(f for f in files.css_files() if PALETTE.match(f.src_uri))
-    palette.content_string = PALETTES.sub("", palette.content_string)
 
 
 def _short_style(style: str) -> str:
@@ -133,22 +147,36 @@ def _short_style(style: str) -> str:
 def on_nav(nav: Any, config: Any, files: Any) -> Any:
     from sitekit import texts
     from sitekit.check import entries
-    from sitekit.markdown import pages
-    from sitekit.nav import door_of, name_of
 
     site_pages = [file.page for file in files.documentation_pages()]
-    for page in site_pages:
-        if not page.parent and not page.is_homepage:
-            page.parent = door_of(page, nav.pages).parent
-    outside = [page for page in site_pages if page not in nav.pages and not page.file.generated_by]
+    _adopt(site_pages, nav)
+    written = [page for page in site_pages if not adapter.is_model_page(page)]
+    outside = [page for page in written if page not in nav.pages]
     _navigation[config.theme["language"]] = [*nav.pages, *outside]
-    for page in _navigation[config.theme["language"]]:
-        matter = pages.front_matter(Path(page.file.abs_src_path))
-        if "title" not in vars(page) and "title" in matter:
-            page.title = name_of(matter["title"])
+    _title(_navigation[config.theme["language"]])
     entries.enter(config, nav, files)
     texts.enter(config, nav, files)
     return nav
+
+
+def _adopt(site_pages: list[Any], nav: Any) -> None:
+    """Give pages outside the navigation the parent of their door."""
+    from sitekit.nav import door_of
+
+    for page in site_pages:
+        if not page.parent and not page.is_homepage:
+            page.parent = door_of(page, nav.pages).parent
+
+
+def _title(pages_with_files: list[Any]) -> None:
+    """Give pages that the navigation does not name the title of their file."""
+    from sitekit.markdown import pages
+    from sitekit.nav import name_of
+
+    for page in pages_with_files:
+        matter = pages.front_matter(Path(page.file.abs_src_path))
+        if "title" not in vars(page) and "title" in matter:
+            page.title = name_of(matter["title"])
 
 
 def on_page_read_source(page: Any, config: Any) -> str:

@@ -15,7 +15,7 @@ from sitekit import answers, preview, published
 from sitekit import files as downloads
 from sitekit.adapter import url_of
 from sitekit.check import entries, known
-from sitekit.check import table as mistakes
+from sitekit.check import table as catalogue_json
 from sitekit.drawn import calculator, compare, operations, trained, your_model
 from sitekit.released import released
 
@@ -29,8 +29,8 @@ def outputs(config: Any, stems: list[str]) -> Table:
     if language == "en":  # the Chinese pages link to these
         table |= texts(downloads.texts()) | packed() | bibliography(config)
         table |= released_models() | known_answers()
-        table[downloads.MISTAKES] = partial(mistakes.text, config)
-        table[mistakes.SCHEMA] = mistakes.schema
+        table[downloads.MISTAKES] = partial(catalogue_json.text, config)
+        table[catalogue_json.SCHEMA] = catalogue_json.schema
     table |= own_pages(config, language)
     if config.site_url:
         table |= previews(stems, language)

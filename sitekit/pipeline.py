@@ -3,9 +3,10 @@
 MkDocs reads the page. The passes of MARKDOWN turn what only this site knows
 into ordinary Markdown. MkDocs renders that with the extensions of mkdocs.yml,
 which draw the fences (sitekit/markdown/fences.py), turn formulas into MathML
-and trim the markup. The passes of HTML finish the article; then the notebook
-and the search read it. The passes of ARTICLE add what neither shall hold, and
-MkDocs puts the article into the theme.
+and trim the markup. The passes of HTML finish the article, which the search
+then reads; the notebook is made of the Markdown, as the passes of MARKDOWN left
+it. The passes of ARTICLE add what neither shall hold, and MkDocs puts the
+article into the theme.
 
 A pass is a function of the text and of its context. Its docstring says in a
 line what it looks for and what it leaves there; the grammar itself is a regular
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sitekit import api, moved, nav
+from sitekit import adapter, api, moved, nav
 from sitekit import files as downloads
 from sitekit.check import entries, exercise, mistakes
 from sitekit.markdown import (
@@ -70,14 +71,14 @@ def run(passes: Sequence[Pass], text: str, context: Context) -> str:
 
 def read(page: Any, language: str) -> str:
     """The Markdown of a page; that of a model stands in no file."""
-    if page.file.generated_by:
+    if adapter.is_model_page(page):
         return released.markdown(page.file.src_uri.removesuffix(".md"), language)
     return source.text_of(Path(page.file.abs_src_path))
 
 
 def fill_numbers(text: str, context: Context) -> str:
     """`{{weights:.1f}}` becomes a number; a true `{{inherits(A, B)}}` goes."""
-    if context.page.file.generated_by:
+    if adapter.is_model_page(context.page):
         return text
     return numbers.fill(text, context.path)
 
@@ -128,7 +129,9 @@ def set_exercises(text: str, context: Context) -> str:
 
 
 def describe_mistakes(text: str, context: Context) -> str:
-    """`::: mistake ID` becomes its entry, `::: door` what finds them."""
+    """`::: mistake ID` becomes its entry; `::: marked` and `::: shapes` a
+    sentence, `::: symptoms` a list, `::: exercises` a table; `::: door` and each
+    picture a comment, which `draw_mistakes` finds."""
     return mistakes.write_entries(text, context.src_uri, context.language)
 
 
@@ -161,7 +164,8 @@ HTML: tuple[Pass, ...] = (number_folds, place_notes)
 
 
 def draw_mistakes(html: str, context: Context) -> str:
-    """`<!-- diffs of ID -->` becomes the picture of that mistake."""
+    """`<!-- diffs of ID -->` becomes the lines and the pictures of that mistake,
+    and the comments like it (others, share, all, door) become HTML too."""
     link = partial(entries.address_of, context.config)
     return mistakes.with_pictures(html, context.language, link)
 

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 
 import matplotlib
-import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from attnref.numbers.kv_memory import kv_bytes, size
 from attnref.released.parts import letters
 from sitekit import ROOT
 from sitekit.check import mistakes
+from sitekit.drawing.heatmap import is_close
 from sitekit.drawing.strips import KINDS
 from sitekit.markdown.pages import front_matter
 from sitekit.released import released, told
@@ -120,7 +120,7 @@ def _matrix(
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
             x_cell, y_cell = x + j * cell, y + i * cell
-            is_right = same_shape and torch.isclose(values[i, j], right[i, j], rtol=1e-3, atol=1e-6)
+            is_right = same_shape and is_close(values[i, j], right[i, j])
             color = GREEN if is_right else RED
             dark = 1.0 if value != value else abs(value) / largest
             box = (x_cell, y_cell, x_cell + cell - 2, y_cell + cell - 2)

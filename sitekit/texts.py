@@ -18,7 +18,7 @@ from typing import Any
 from attnref.judge.catalogue import PAGES, catalogue
 from sitekit import adapter, api
 from sitekit import files as downloads
-from sitekit.check import entries, mistakes, table
+from sitekit.check import entries, mistakes
 from sitekit.check.evidence import evidence
 from sitekit.markdown import docstrings, notebooks, pages, parity
 from sitekit.markdown.fences import Fence
@@ -77,7 +77,7 @@ def text(page: Any, config: Any, files: Any) -> str:
 
 def of_mistake(id: str, config: Any, files: Any) -> str:
     """What the text of a page of mistakes says of one, as a text."""
-    source = f"{PAGES[entries.file_of()[id]]}.md"
+    source = f"{PAGES[entries.subject_of()[id]]}.md"
     listed = text(files.get_file_from_path(source).page, config, files)
     section = re.search(rf'(?ms)^#(# [^\n]+ <a id="{id}"></a>$.*?)(?=^## |\Z)', listed)
     assert section is not None, id
@@ -94,7 +94,7 @@ def _picture(language: str, match: re.Match[str]) -> str:
     elif kind in ("diffs", "others"):
         variants = catalogue()[name].variants
         for part in chain(*(variants[:1] if kind == "diffs" else variants[1:3])):
-            lines += [f"`{table.file_of(part)}`", "", "```diff", mistakes.diff(part), "```", ""]
+            lines += [f"`{part.file}`", "", "```diff", mistakes.diff(part), "```", ""]
     return indent("\n".join(lines), space)
 
 
@@ -170,7 +170,7 @@ def _index(site_pages: list[Any], config: Any, nav: Any) -> Iterator[str]:
             continue
         yield f"\n## {section.title}\n"
         for page in in_order:
-            if section in page.ancestors and not page.file.generated_by:
+            if section in page.ancestors and not adapter.is_model_page(page):
                 matter = pages.front_matter(Path(page.file.abs_src_path))
                 link = f"[{name_of(matter['title'])}]({here}{page.file.src_uri})"
                 yield f"- {link}{COLON[language]}{matter['description']}"

@@ -2,7 +2,8 @@
 
 A core says in its own test file, as `CORE = Core(...)`, how it is called and
 what it lacks, or in `CORES` if the file tests several. The properties find them
-so; `test_half_precision.py`, `test_families.py` and a page choose some by name.
+so. `SOME_CORES` of `test_half_precision.py`, `test_families.py` and of the page
+caches/same-output are chosen by name, and need no new one.
 """
 
 from collections.abc import Callable

@@ -98,7 +98,7 @@ each_variant = pytest.mark.parametrize("name", VARIANTS)
 each_mixer = pytest.mark.parametrize("name", LAYERS)
 each_decoder = pytest.mark.parametrize("name", DECODERS)
 each_layer = pytest.mark.parametrize("name", ONCE)
-each_core = pytest.mark.parametrize(
+each_core_in_a_layer = pytest.mark.parametrize(
     "core", [name for name in ATTEND if name != "sdpa"]
 )
 each_cache = pytest.mark.parametrize("make", APPENDING.values(), ids=APPENDING)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attnref.judge.process import NO_NUMPY, SECONDS, check_file
-from attnref.judge.tasks import TASKS, stub, task
+from attnref.judge.tasks import TASKS, exercise_name, file_to_fill
 from attnref.judge.words import WORDS, wrapped
 from attnref.words import add_language, language_of_locale, message
 
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> str:
     if not options.exercise:
         raise ValueError(message("pass an exercise; --list prints all"))
     if options.stub:
-        return write_stub(task(options.exercise), options, language)
+        return write_stub(exercise_name(options.exercise), options, language)
     if options.force:
         raise ValueError(message("--force goes with --stub"))
     # A link is not resolved: its target does not lie below its name.
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> str:
     if folder.is_dir() and not options.file:
         files, others = files_in(folder)
     else:
-        name = task(options.exercise)
+        name = exercise_name(options.exercise)
         if not options.file:
             raise ValueError(
                 message(
@@ -147,7 +147,7 @@ def write_table(path: str, rows: list[dict[str, Any]], language: str) -> None:
 
 def write_stub(name: str, options: argparse.Namespace, language: str) -> str:
     """Print or write the file to fill in."""
-    text, target = stub(name, language), options.stub
+    text, target = file_to_fill(name, language), options.stub
     if target == "-":
         return text.removesuffix("\n")
     path = Path(target if target != STUB else f"{name}.py")

@@ -95,7 +95,7 @@ def a_size(text: str) -> int:
     raise refusal("{!r} is not a size with a unit, such as 80GiB", text)
 
 
-def weights(text: str) -> int | Storage | str:
+def a_size_or_dtype(text: str) -> int | Storage | str:
     """Bytes of all weights, the dtype that they are stored in, or `config`."""
     if text == "config":
         return text
@@ -142,7 +142,7 @@ def a_scale(text: str) -> tuple[int, int]:
     )
 
 
-def kinds(language: str) -> dict[str, str]:
+def group_words(language: str) -> dict[str, str]:
     """The words of `describe`, by name. A caller may pass others."""
     return {
         name.removeprefix("kind "): getattr(text, language)
@@ -191,7 +191,7 @@ def copies_of(model: Model, ranks: int) -> dict[str, Fraction]:
     return copies
 
 
-def number(n: Fraction) -> int | float:
+def json_number(n: Fraction) -> int | float:
     return n.numerator if n.denominator == 1 else float(n)
 
 
@@ -247,7 +247,7 @@ def report(model: Model, use: Use, language: str) -> dict[str, Any]:
 
 def cache_report(model: Model, use: Use, language: str) -> dict[str, Any]:
     """What the cache of a model is made of, and its size."""
-    say, words = speaker(language), kinds(language)
+    say, words = speaker(language), group_words(language)
     dtype, ranks = use.dtype, use.head_ranks
     ids = (id for id, known in models().items() if known.shipped)
     storage = storage_of(model, dtype, ids)
@@ -275,15 +275,17 @@ def cache_report(model: Model, use: Use, language: str) -> dict[str, Any]:
             {
                 "layers": group.layers,
                 "kind": describe(group, words),
-                "token_bytes_per_layer": number(
+                "token_bytes_per_layer": json_number(
                     token_bytes(group, storage, ranks=ranks).first
                 ),
             }
             for group in model.groups
         ],
-        "token_bytes": {n: number(x) for n, x in token._asdict().items()},
+        "token_bytes": {n: json_number(x) for n, x in token._asdict().items()},
         "state_bytes": state_bytes(model, ranks=ranks),
-        "replicated": {say(f"kv {n}"): number(x) for n, x in copies.items()},
+        "replicated": {
+            say(f"kv {n}"): json_number(x) for n, x in copies.items()
+        },
         "kv_bytes": bytes_of(model),
         "reserved_bytes": bytes_of(reserved(model)),
     }
@@ -306,10 +308,11 @@ def source_report(model: Model) -> dict[str, Any]:
 
 
 def kernel_report(model: Model, use: Use) -> dict[str, Any]:
-    """What the kernels of a model store where FP8 is asked for."""
+    """What the kernels of a model store per token, in bytes, where FP8 is
+    asked for."""
     if use.dtype != "fp8" or not model.shipped:
         return {}
-    return {"kernels": number(growth(model, dtype="shipped").later)}
+    return {"kernels": json_number(growth(model, dtype="shipped").later)}
 
 
 def link_report(model: Model, use: Use) -> dict[str, Any]:
@@ -683,7 +686,7 @@ def add_to(commands: Any) -> None:
     )
     add(
         "--weights",
-        type=weights,
+        type=a_size_or_dtype,
         help=message(
             "subtracted from the budget: the size of all weights, such as "
             "141GB, or the dtype that they are stored in: {}. --weights config "
@@ -711,9 +714,8 @@ def suggested_models(config: Config) -> str:
     )
 
 
-def budget_of(args: argparse.Namespace) -> int | None:
-    """Bytes per device that may be used, if any are given; errors of options
-    that do not go together."""
+def check_options(args: argparse.Namespace) -> None:
+    """Refuse options that do not go together."""
     if args.list == bool(args.model or args.config):
         raise ValueError(
             message(
@@ -723,16 +725,14 @@ def budget_of(args: argparse.Namespace) -> int | None:
         )
     if args.device and args.budget:
         raise ValueError(message("pass --budget or --device, not both"))
-    budget: int | None = args.budget
-    if args.device:
-        budget = find_device(args.device).mib * 2**20
-    if budget is None and args.weights not in (None, "config"):
+    no_budget = args.budget is None and not args.device
+    if no_budget and args.weights not in (None, "config"):
         raise ValueError(
             message(
                 "--weights is subtracted from --budget or --device; pass one"
             )
         )
-    if budget is None and args.utilisation is not None:
+    if no_budget and args.utilisation is not None:
         raise ValueError(
             message("--utilisation is a share of --budget or --device")
         )
@@ -744,12 +744,20 @@ def budget_of(args: argparse.Namespace) -> int | None:
                 "--dp-attention needs the dtype of --weights, not their size"
             )
         )
+
+
+def budget_of(args: argparse.Namespace) -> int | None:
+    """Bytes per device that may be used, if any are given."""
+    budget: int | None = args.budget
+    if args.device:
+        budget = find_device(args.device).mib * 2**20
     return budget and int(budget * (args.utilisation or 1))
 
 
 def with_kernels(model: Model) -> Model:
-    """The FP8 format of the kernels of DeepSeek-V3.2 is that of its widths, in
-    other models too: vllm-project/vllm, pull request 47090."""
+    """A model whose latent and indexer have the widths of DeepSeek-V3.2 is
+    stored in the FP8 layout of its kernels (`shipped`), since vLLM uses them
+    for any such model: vllm-project/vllm, pull request 47090."""
     deepseek = find_model("deepseek-v3.2")
     widths, deepseek_widths = (
         {store.widths for group in groups for store in group.stores}
@@ -806,13 +814,14 @@ def suggested_option(names: Sequence[str]) -> str:
     if not all(Path(name).is_file() for name in names):
         option = "--model"
         try:
-            all(map(find_model, names))
+            for name in names:
+                find_model(name)
         except ValueError:
             return message("unrecognized arguments: %s") % " ".join(names)
     return message("did you mean {}?", f"{option} {' '.join(names)}")
 
 
-def add_formats(
+def with_formats(
     use: Use, config: Config, args: argparse.Namespace
 ) -> tuple[Use, dict[str, Any]]:
     """The use with the formats of a config, and what is to be said of them."""
@@ -848,7 +857,7 @@ def row_of(
     """The report on a model, with the formats that its config says."""
     formats: dict[str, Any] = {}
     if config:
-        use, formats = add_formats(use, config, args)
+        use, formats = with_formats(use, config, args)
     elif args.weights == "config":
         raise ValueError(
             message("--weights config reads a file: pass --config")
@@ -873,6 +882,7 @@ def row_of(
 def run_kv(args: argparse.Namespace) -> str:
     if args.names:
         raise ValueError(suggested_option(args.names))
+    check_options(args)
     budget = budget_of(args)
     if args.list and not args.json:
         return table((m.id, m.name, m.date) for m in models().values())

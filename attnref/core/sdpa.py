@@ -22,7 +22,10 @@ class Attend(Protocol):
     """The function that a layer calls on its heads: `sdpa` or another core.
 
     A layer whose `Scores` have them also passes `softcap`, `sinks` and `bias`,
-    as to `sdpa`; a core without these keywords serves all other layers.
+    as to `sdpa`. A function of yours may be without these three: it then
+    serves all layers whose `Scores` do not set them. A core of this package
+    takes all keywords of `sdpa`, and refuses by name, with a ValueError, those
+    that it lacks.
     """
 
     def __call__(

@@ -45,6 +45,10 @@ class Lines(NamedTuple):
     diff: tuple[str, ...]
 
     @property
+    def file(self) -> str:
+        return f"attnref/{self.module.replace('.', '/')}.py"
+
+    @property
     def right(self) -> str:
         return "".join(f"{x[1:]}\n" for x in self.diff if x[:1] != "-")
 
@@ -139,7 +143,7 @@ def _lines(place: str, *diff_lines: str) -> Lines:
 
 
 @cache
-def files() -> dict[str, tuple[Mistake, ...]]:
+def mistakes_by_file() -> dict[str, tuple[Mistake, ...]]:
     """The mistakes of each file in mistakes/, by its stem."""
     folder = Path(__file__).with_name("mistakes")
     return {
@@ -151,7 +155,11 @@ def files() -> dict[str, tuple[Mistake, ...]]:
 @cache
 def catalogue() -> dict[str, Mistake]:
     """All mistakes by id."""
-    mistakes = [mistake for entries in files().values() for mistake in entries]
+    mistakes = [
+        mistake
+        for entries in mistakes_by_file().values()
+        for mistake in entries
+    ]
     result = {mistake.id: mistake for mistake in mistakes}
     assert len(result) == len(mistakes), "two mistakes have one id"
     return result

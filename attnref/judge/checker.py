@@ -23,6 +23,7 @@ from torch import Tensor
 
 from attnref.judge.catalogue import (
     PACKAGE,
+    PLAIN,
     Mistake,
     Variant,
     catalogue,
@@ -47,19 +48,19 @@ from attnref.judge.exercises import (
 from attnref.judge.forms import Form, one_thread
 from attnref.judge.gradients import backward
 from attnref.judge.report import (
-    PLAIN,
+    SELF_EXPLAINING,
     Program,
     Report,
     Verdict,
-    comparison,
     digits_of,
     digits_of_rows,
     gaps_of,
+    lines_of_wrong_tensor,
     place,
     rounding,
     tensors_of,
 )
-from attnref.judge.tasks import TASKS, task
+from attnref.judge.tasks import TASKS, exercise_name
 from attnref.judge.threads import RankError
 from attnref.judge.words import phrase
 from attnref.words import Text
@@ -70,10 +71,12 @@ CLEARLY = 5  # roundings by which a mistake must differ from the right answer
 PAIRS = 100
 FEW = 3  # inputs on which a class must raise, to be recognised by its errors
 COSTLY = 4000  # elements: larger inputs are tried last
-# Properties by which no mistake is recognised.
+# Limits of memory and time: to exceed one says little about which mistake it
+# is. But `small`, the size of a cache, does.
 UNNAMED = {name for name, x in PROPERTIES.items() if x.unit} - {"small"}
 MAX_DIFFERING = 1 / 5  # of the failing inputs: a mistake may differ on them
-# Properties that a solution may violate in a way of its own.
+# Properties of edge cases: a solution with a known mistake may fail these for
+# another reason too, so that a difference there costs a candidate only half.
 EDGES = {"empty", "large", "sums", "gradients", "dtype"}
 # Mistakes that need an argument of this name, which few exercises have.
 NEEDS = {"mask-argument-ignored": "mask", "causal-in-training-only": "train"}
@@ -239,8 +242,8 @@ def _message(error: BaseException) -> Text:
 def _trace(error: BaseException) -> tuple[str, ...]:
     """Return the last three lines of the solution's file in the traceback."""
     if isinstance(error, SyntaxError) and error.filename:
-        place = f"{Path(error.filename).name}:{error.lineno}"
-        return (f"{place}: {(error.text or '').strip()[:160]}",)
+        spot = f"{Path(error.filename).name}:{error.lineno}"
+        return (f"{spot}: {(error.text or '').strip()[:160]}",)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -335,7 +338,7 @@ def _verdict(
     name: str, function: str, prop: str, answers: Sequence[Answer]
 ) -> Verdict:
     """Judge a property on its inputs, up to the first that violates it."""
-    probes, right = rights(name).probes, rights(name).answers
+    probes, right = answer_key(name).probes, answer_key(name).answers
     title = PROPERTIES[prop].title
     indices = [
         n
@@ -351,9 +354,17 @@ def _verdict(
         else:
             size, text = fault(probes[n], answers[n], right[n])
         if text is not None:
-            raised = text is answers[n].error
-            place = probes[n].sizes, n, raised, function
-            return Verdict(prop, title, len(indices), size, text, *place)
+            return Verdict(
+                prop,
+                title,
+                len(indices),
+                size,
+                text,
+                sizes=probes[n].sizes,
+                probe=n,
+                raised=text is answers[n].error,
+                function=function,
+            )
         largest = max(largest, size)
     return Verdict(prop, title, len(indices), largest, function=function)
 
@@ -361,23 +372,31 @@ def _verdict(
 # ------------------------------------------------------------- recognition
 
 
-class Rights(NamedTuple):
+class AnswerKey(NamedTuple):
     """The probes of an exercise and the right answers; `all_answers` include
     those to the probes of the stages."""
 
     probes: tuple[Probe, ...]
     answers: tuple[Answer, ...]
-    stages: tuple[str, ...]
+    stages: tuple[str, ...]  # of each of the last probes of `probes_of`
     all_answers: tuple[Answer, ...]
 
 
+class Anew(NamedTuple):
+    """What `ask_anew` returns: a probe by its number, and two answers to it."""
+
+    probe: int
+    fresh: Answer
+    after_call: Answer
+
+
 @cache
-def rights(name: str) -> Rights:
+def answer_key(name: str) -> AnswerKey:
     probes, stages = _probes_and_stages(name)
     solution = right_solution(name)
     answers = tuple(ask(solution, probe, record=True) for probe in probes)
     n = len(probes) - len(stages)
-    return Rights(probes[:n], answers[:n], stages, answers)
+    return AnswerKey(probes[:n], answers[:n], stages, answers)
 
 
 def right_solution(name: str) -> Solution:
@@ -437,14 +456,15 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """Plant each variant of each mistake in each form that runs its lines.
 
-    A form is left out if another that runs them has fewer modules.
+    A form is left out if another that runs them has fewer modules, or if an
+    earlier one has the same modules and leaves other functions unused.
     """
     result = []
     for mistake in mistakes().values():
         if NEEDS.get(mistake.id, "") not in {"", *arguments(name)}:
             continue
         for variant in every_variant(mistake):
-            plain = all(lines.module.startswith("plain.") for lines in variant)
+            plain = all(lines.module.startswith(PLAIN) for lines in variant)
             forms = [
                 form
                 for form in EXERCISES[name].forms
@@ -503,11 +523,11 @@ def _dtype_differences(
 ) -> list[tuple[Tensor, Tensor]]:
     """The outputs of other dtypes, if the probe is one of dtypes."""
     pairs = zip(one.outputs, other.outputs, strict=True)
-    counts = probe.prop == "dtype"
-    return [(a, b) for a, b in pairs if counts and a.dtype != b.dtype]
+    asks_dtype = probe.prop == "dtype"
+    return [(a, b) for a, b in pairs if asks_dtype and a.dtype != b.dtype]
 
 
-def is_computed(probe: Probe, answer: Answer) -> bool:
+def is_neither_constant_nor_input(probe: Probe, answer: Answer) -> bool:
     """Whether an answer is neither a constant nor the first input."""
     outputs = next(filter(None, answer.calls), None)
     if outputs is None:
@@ -576,7 +596,7 @@ class Comparison:
 
     def __init__(self, name: str, answers: Sequence[Answer]) -> None:
         self.name, self.answers = name, answers
-        probes, right = rights(name).probes, rights(name).answers
+        probes, right = answer_key(name).probes, answer_key(name).answers
         failed = {
             n
             for n in recognising(name)
@@ -656,14 +676,14 @@ class Comparison:
 
 def recognising(name: str) -> list[int]:
     """The probes by which mistakes are recognised."""
-    probes = rights(name).probes
+    probes = answer_key(name).probes
     return [n for n, p in enumerate(probes) if p.prop not in UNNAMED]
 
 
 def explain(name: str, answers: Sequence[Answer]) -> Explanation:
     """Find the mistakes that give these answers, or else pairs of them: those
     that differ least, and on few of the inputs that fail."""
-    if not any(map(is_computed, probes_of(name), answers)):
+    if not any(map(is_neither_constant_nor_input, probes_of(name), answers)):
         return Explanation()
     table = Comparison(name, answers)
     if not table.rows:
@@ -709,7 +729,15 @@ def likely(table: Comparison) -> list[Candidate]:
         word = "cache"
     elif table.properties == {"far"} and table.smallest > COSTLY:
         word = "position"
-    return [c for c in forward if word in str(c.variant)]
+    return [
+        candidate
+        for candidate in forward
+        if any(
+            word in line
+            for lines in candidate.variant
+            for line in (lines.module, *lines.diff)
+        )
+    ]
 
 
 class Single(NamedTuple):
@@ -750,7 +778,7 @@ def likely_pairs(
 def _indices_for_pairs(table: Comparison) -> list[int]:
     """A few cheap inputs that fail: the smallest, one for each property and
     each set of arguments, the largest; and those of the stages that fail."""
-    probes, right = probes_of(table.name), rights(table.name)
+    probes, right = probes_of(table.name), answer_key(table.name)
     cheap = [row.index for row in table.deciding if row.size < COSTLY]
     if not cheap:
         return []
@@ -768,7 +796,7 @@ def _indices_for_pairs(table: Comparison) -> list[int]:
 def _singles(table: Comparison, indices: list[int]) -> list[Single]:
     """The candidates that are wrong on some of these inputs, without those
     that answer there as an earlier one does."""
-    probes, right = probes_of(table.name), rights(table.name).all_answers
+    probes, right = probes_of(table.name), answer_key(table.name).all_answers
     singles: dict[tuple[Any, ...], Single] = {}
     for candidate in candidates(table.name) if indices else ():
         agreeing, failing, sums = set[int](), set[int](), list[str]()
@@ -924,7 +952,7 @@ def find_stage(
     wrong scale also how many times the right one it is."""
     if {*properties} == {"gradients"}:
         return "ranks" if "group" in arguments(name) else "gradients", 0
-    _, _, stages, right = rights(name)
+    _, _, stages, right = answer_key(name)
     probes = probes_of(name)
     start = len(probes) - len(stages)
     for n, stage in enumerate(stages, start):
@@ -941,7 +969,7 @@ def find_stage(
             factor = _scale_factor(value, actual, expected)
             return ("scale", factor) if factor else ("scores", 0)
         return stage, 0
-    if PLAIN.issuperset(properties):
+    if SELF_EXPLAINING.issuperset(properties):
         return "", 0
     # Of other properties, some have only inputs with a mask or of many tiles.
     wrong = [
@@ -988,7 +1016,7 @@ def _scale_factor(value: Tensor, actual: Tensor, expected: Tensor) -> float:
 def judge(
     name: str,
     answers: Sequence[Answer],
-    new_answers: tuple[int, Answer, Answer] | None = None,
+    new_answers: Anew | None = None,
     *,
     file: str = "",
 ) -> Report:
@@ -997,7 +1025,7 @@ def judge(
     `new_answers` are what `ask_anew` returns; they tell whether the solution
     remembers earlier calls.
     """
-    probes, right = rights(name).probes, rights(name).answers
+    probes, right = answer_key(name).probes, answer_key(name).answers
     all_answers, answers = answers, answers[: len(probes)]
     if all(
         answer.error is not None or is_lenient(probe)
@@ -1036,23 +1064,24 @@ def judge(
     return replace(report, stage="memory", factor=0, smallest=program)
 
 
-def ask_anew(
-    name: str, make: Callable[[], Solution]
-) -> tuple[int, Answer, Answer]:
+def ask_anew(name: str, make: Callable[[], Solution]) -> Anew:
     """The last probe, and two answers of new solutions: one that is asked
     nothing before, and one that is asked with other numbers before."""
-    n = max(n for n, p in enumerate(rights(name).probes) if p.prop == "same")
-    probe = rights(name).probes[n]
+    n = max(
+        n for n, p in enumerate(answer_key(name).probes) if p.prop == "same"
+    )
+    probe = answer_key(name).probes[n]
     fresh = ask(make(), probe, (BaseException,), record=True)
     inputs = map_floats(probe.inputs, lambda x: 2 * x)
     solution = make()
     ask(solution, probe._replace(inputs=inputs), (BaseException,))
-    return n, fresh, ask(solution, probe, (BaseException,), record=True)
+    after_call = ask(solution, probe, (BaseException,), record=True)
+    return Anew(n, fresh, after_call)
 
 
 def inputs_at(name: str, n: int) -> Inputs:
     """The inputs of a probe, anew."""
-    inputs = rights(name).probes[n].inputs
+    inputs = answer_key(name).probes[n].inputs
     return {name: _copy(value) for name, value in inputs.items()}
 
 
@@ -1061,7 +1090,7 @@ def reproduction(
 ) -> str:
     """A program that shows the first call on which a solution is wrong; with
     `repeat`, after all calls with inputs that are twice as large."""
-    probe, right = rights(name).probes[n], rights(name).answers[n]
+    probe, right = answer_key(name).probes[n], answer_key(name).answers[n]
     if "script" in probe.inputs:  # a script of a pool is shorter than a program
         return ""
     if "group" in arguments(name):
@@ -1086,7 +1115,7 @@ def reproduction(
 
 def _program_of_ranks(name: str, n: int, answer: Answer, file: str) -> str:
     """A program that runs all ranks on the inputs of a probe."""
-    probe, right = rights(name).probes[n], rights(name).answers[n]
+    probe, right = answer_key(name).probes[n], answer_key(name).answers[n]
     names = ["out"]
     if probe.prop == "gradients":
         names = [f"d{word}" for word in floats_of(probe.inputs)]
@@ -1096,7 +1125,7 @@ def _program_of_ranks(name: str, n: int, answer: Answer, file: str) -> str:
     if len(names) == 1:
         call = call.replace("out", "(out,)")
     end = [f"# it raises {answer.error.en}"[:80]] if answer.error else []
-    lines = end or comparison(names, answer.outputs, right.outputs)
+    lines = end or lines_of_wrong_tensor(names, answer.outputs, right.outputs)
     head = Program(name, n, {}, file).head
     head.append("from attnref.judge.checker import run_on_ranks")
     return "\n".join([*head, "", call, *lines])
@@ -1104,7 +1133,7 @@ def _program_of_ranks(name: str, n: int, answer: Answer, file: str) -> str:
 
 def run_on_ranks(name: str, n: int, solution: object) -> Outputs:
     """The outputs of all ranks for a probe, joined, or their gradients."""
-    drive = rights(name).probes[n].drive
+    drive = answer_key(name).probes[n].drive
     return drive(Solution(name, solution), inputs_at(name, n))
 
 
@@ -1175,7 +1204,7 @@ def check(exercise: str, solution: object, *, language: str = "en") -> Report:
         >>> report.passed, [verdict.name for verdict in report.failures]
         (False, ['empty'])
     """
-    name = task(exercise)
+    name = exercise_name(exercise)
     try:
         functions = Solution(name, solution)
     except SolutionError as error:

@@ -38,8 +38,9 @@ from attnref.judge.properties import (
     scores_are_relative,
     sequences_are_apart,
 )
+from attnref.judge.solution import SolutionError
 from attnref.judge.tasks import TASKS
-from attnref.judge.threads import Ranks, SolutionError
+from attnref.judge.threads import Ranks
 from attnref.judge.words import table
 from attnref.words import Text
 

@@ -22,7 +22,7 @@ from attnref.judge.catalogue import (
     Variant,
     catalogue,
     every_variant,
-    files,
+    mistakes_by_file,
     read,
 )
 from attnref.judge.differences import as_stored, largest, largest_difference
@@ -148,7 +148,7 @@ def _coarse(wrong: Tensor, right: Tensor) -> Tensor:
 
 def _planted(modules: tuple[str, ...]) -> Iterator[tuple[str, Variant]]:
     """On several ranks, some mistakes of the catalogue have right outputs."""
-    ranks = {mistake.id: mistake for mistake in files()["ranks"]}
+    ranks = {mistake.id: mistake for mistake in mistakes_by_file()["ranks"]}
     for id, mistake in (backward() | ranks).items():
         for variant in every_variant(mistake):
             if {lines.module for lines in variant} <= {*modules}:

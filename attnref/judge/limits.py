@@ -40,7 +40,8 @@ def confine(folder: str) -> bool:
     only; return whether the system refuses other folders."""
     if not (number := version()):
         return False
-    writes = WRITE_FILE | (1 << LAST.get(number, 15) + 1) - (1 << 4)
+    end = LAST.get(number, 15) + 1
+    writes = WRITE_FILE | (1 << end) - (1 << 4)  # bits 4 to the last one
     rules = struct.pack("QQQ", writes, 0, NO_SIGNALS if number > 5 else 0)
     size = 24 if number > 5 else 16 if number > 3 else 8
     ruleset = _call("syscall", CREATE, rules, size, 0)

@@ -27,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnref.judge.limits import LINUX
 from attnref.judge.tasks import TASKS
 from attnref.judge.words import WORDS, phrase
 from attnref.words import Text
@@ -40,13 +41,14 @@ if TYPE_CHECKING:
 SECONDS = 20.0
 # A file that waits computes nothing: by the clock on the wall it may take so
 # many times as long, enough for one that gets a tenth of a core.
-WAITING = 10
-STARTING = 600.0  # seconds until torch is imported: 2 to 5 are usual
+WALL_PER_CPU = 10
+START_TIMEOUT = 600.0  # seconds until torch is imported: 2 to 5 are usual
+END_TIMEOUT = 600.0  # seconds until a process that is told to end has ended
 MEMORY = 4 << 30  # bytes for the file, or half of what the machine has
 ANSWERS = 64 << 20  # bytes of a message that are read
 PRINTED = 2000  # characters of output that are shown
 NO_NUMPY = "Failed to initialize NumPy"  # torch's word; nothing here needs it
-START = "fork" if sys.platform == "linux" else "spawn"
+START_METHOD = "fork" if LINUX else "spawn"
 
 
 # ------------------------------------------------------------ in the process
@@ -208,10 +210,10 @@ def check_file(
     import torch
 
     # The process is forked with this imported, and with the right answers.
-    from attnref.judge.checker import rights
+    from attnref.judge.checker import answer_key
 
     torch.set_num_threads(1)
-    rights(exercise)
+    answer_key(exercise)
     result = run(exercise, path, seconds)
     return report_on(exercise, result, language, seconds, str(path))
 
@@ -221,7 +223,7 @@ def run(name: str, file: Path, seconds: float) -> Run:
     # Imported here, since commands that check nothing do not need it.
     from multiprocessing import get_context
 
-    context: Any = get_context(START)
+    context: Any = get_context(START_METHOD)
     reader, writer = context.Pipe(duplex=False)
     with (
         tempfile.TemporaryDirectory(
@@ -235,20 +237,24 @@ def run(name: str, file: Path, seconds: float) -> Run:
         )
         process.start()
         writer.close()
-        end, messages, code = time.monotonic() + STARTING, list[Any](), None
+        end, messages, code = (
+            time.monotonic() + START_TIMEOUT,
+            list[Any](),
+            None,
+        )
         try:
             while code is None and time.monotonic() < end:
                 started = bool(messages)
                 messages += _receive(reader)
                 if messages and not started:
-                    end = time.monotonic() + WAITING * seconds
+                    end = time.monotonic() + WALL_PER_CPU * seconds
                 process.join(0.01)
                 code = process.exitcode
             messages += _receive(reader)
         finally:
-            if sys.platform == "linux":  # it then ends what it has started
+            if LINUX:  # it then ends what it has started
                 process.terminate()
-                process.join(STARTING)
+                process.join(END_TIMEOUT)
             with suppress(AttributeError, OSError):  # Windows; no such process
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
@@ -281,10 +287,10 @@ def report_on(
     name: str, run: Run, language: str, seconds: float, file: str = ""
 ) -> "Report":
     """Judge the answers that a process sent, or say why there are none."""
-    from attnref.judge.checker import judge, rights
+    from attnref.judge.checker import Anew, answer_key, judge
     from attnref.judge.report import Report
 
-    right, data = rights(name), defaultdict[str, list[Any]](list)
+    right, data = answer_key(name), defaultdict[str, list[Any]](list)
     answers, new_answers = list["Answer"](), None
     error: Text | None = None
     trace: tuple[str, ...] = ()
@@ -299,7 +305,7 @@ def report_on(
         for n, *both in data["anew"]:
             model = right.all_answers[n]
             fresh, after_call = (_answer(value, model) for value in both)
-            new_answers = n, fresh, after_call
+            new_answers = Anew(n, fresh, after_call)
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError):
         error = WORDS["unread"]
     if answers:
@@ -353,7 +359,7 @@ def _end(run: Run, sizes: list[str], seconds: float) -> Text:
     else:
         moment = phrase("at input", size=sizes[min(n, len(sizes) - 1)])
     if run.code is None:
-        return phrase("waited", seconds=seconds * WAITING, at=moment)
+        return phrase("waited", seconds=seconds * WALL_PER_CPU, at=moment)
     if run.code == -getattr(signal, "SIGXCPU", math.inf):
         return phrase("computed", seconds=seconds, at=moment)
     if run.code < 0:

@@ -21,7 +21,7 @@ from attnref.judge.catalogue import (
     Mistake,
     Variant,
     every_variant,
-    files,
+    mistakes_by_file,
 )
 from attnref.judge.exercises import HOLLOW, properties_of
 from attnref.judge.gradients import PAGE, entry
@@ -175,7 +175,7 @@ GREEN = 32
 BOLD = 1
 DIM = 2
 # Properties that say by themselves what is wrong.
-PLAIN = {"absorbed", "tiles", "pieces", "untouched"}
+SELF_EXPLAINING = {"absorbed", "tiles", "pieces", "untouched"}
 
 
 def is_edge_case(report: Report) -> bool:
@@ -212,7 +212,7 @@ class _Words:
             yield from (f"  {line}" for line in report.where)
         else:
             yield self.summary(report)
-            if any(v.name not in PLAIN for v in report.failures):
+            if any(v.name not in SELF_EXPLAINING for v in report.failures):
                 yield from self.recognised(report, show)
             yield ""
             yield from self.properties(report)
@@ -328,8 +328,7 @@ class _Words:
     def mistake(self, mistake: Mistake, variant: Variant) -> Iterator[str]:
         yield ""
         for lines in (x for x in variant if x.diff):
-            file = f"attnref/{lines.module.replace('.', '/')}.py"
-            yield from wrapped(self.say("lines", file=file), "  ")
+            yield from wrapped(self.say("lines", file=lines.file), "  ")
             for line in lines.diff:
                 code = {"-": RED, "+": GREEN}.get(line[:1], 0)
                 yield self.in_colour(code, f"  {line}")
@@ -365,7 +364,9 @@ def site() -> str:
 def page_of(id: str, language: str) -> str:
     """The address of a mistake on the site, or where its entry is installed if
     the site is not known."""
-    stems = (s for s, xs in files().items() if id in (x.id for x in xs))
+    stems = (
+        s for s, xs in mistakes_by_file().items() if id in (x.id for x in xs)
+    )
     stem = next(stems, "")  # else of the backward pass
     if not site():
         name = f"mistakes/{stem}.txt" if stem else "backward.txt"
@@ -533,7 +534,9 @@ class Program:
         except LookupError:
             return ""
         expected = calls[-1].outputs
-        self.body += end or comparison(self.results, outputs, expected)
+        self.body += end or lines_of_wrong_tensor(
+            self.results, outputs, expected
+        )
         lines = [*self.head, "", *self.body]
         if len(lines) > LINES and not self.is_long:
             short = Program(*self.arguments, literal=0, repeats=self.repeats)
@@ -592,7 +595,7 @@ def _statement(start: str, rest: str) -> list[str]:
     )
 
 
-def comparison(
+def lines_of_wrong_tensor(
     names: Sequence[str], actual: Sequence[Tensor], expected: Sequence[Tensor]
 ) -> Iterator[str]:
     """Lines that print the first wrong tensor, and say what it should be."""

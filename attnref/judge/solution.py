@@ -11,6 +11,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from attnref.judge.words import phrase
+
+
+class SolutionError(Exception):
+    """A solution cannot be judged; `text` says why, in both languages."""
+
+    def __init__(self, word: str, **values: object) -> None:
+        self.text = phrase(word, **values)
+        super().__init__(self.text.en)
+
 
 def module_of(file: str, names: Sequence[str] = ()) -> ModuleType:
     """The file as a module; it may import files beside it."""

@@ -73,7 +73,7 @@ COURSE = (
 )
 
 
-def task(word: str) -> str:
+def exercise_name(word: str) -> str:
     """The name of an exercise, from how people write it: `Online-Softmax`."""
     name = word.strip().lower().replace("-", "_").removesuffix(".py")
     if name not in TASKS:
@@ -83,8 +83,8 @@ def task(word: str) -> str:
     return name
 
 
-def stub(name: str, language: str) -> str:
-    """The file to fill in."""
+def file_to_fill(name: str, language: str) -> str:
+    """The file of an exercise, with what is to be written left out."""
     task = TASKS[name]
     title, about = (getattr(x, language) for x in (task.title, task.about))
     return (

@@ -14,18 +14,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attnref.judge.catalogue import Plain
+from attnref.judge.solution import SolutionError
 from attnref.judge.words import phrase
 from attnref.words import Text
 
 Group: Any = Plain().ranks.Group
-
-
-class SolutionError(Exception):
-    """A solution cannot be judged; `text` says why, in both languages."""
-
-    def __init__(self, word: str, **values: object) -> None:
-        self.text = phrase(word, **values)
-        super().__init__(self.text.en)
 
 
 class StuckError(SolutionError):

@@ -34,7 +34,7 @@ from attnref.judge.catalogue import (
     Variant,
     catalogue,
     every_variant,
-    files,
+    mistakes_by_file,
     place_of,
 )
 from attnref.judge.differences import (
@@ -959,7 +959,11 @@ def _options_read(case: Case) -> dict[str, Any]:
 
 
 def _titles(ids: Iterable[str]) -> dict[str, dict[str, str]]:
-    stems = {m.id: stem for stem, entries in files().items() for m in entries}
+    stems = {
+        m.id: stem
+        for stem, entries in mistakes_by_file().items()
+        for m in entries
+    }
     return {
         id: {
             "en": entry(id).title.en,

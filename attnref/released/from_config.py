@@ -21,11 +21,11 @@ from attnref.released.mixers import (
     KeysRecord,
     window_of,
 )
-from attnref.released.record import KINDS as SOFTMAX
 from attnref.released.record import (
+    READ_ERRORS,
     ROPE_FIELDS,
     ROPES,
-    UNREADABLE,
+    SOFTMAX_KINDS,
     AttentionRecord,
     Config,
     Family,
@@ -90,7 +90,7 @@ def model_from_config(config: Config) -> Model:
         index_dim=0),)
     """
     source = Source("config.json", "")
-    whole, pairs = config, config.fields.get("num_layers")
+    as_published, pairs = config, config.fields.get("num_layers")
     if config.family == "longcat_flash" and isinstance(pairs, int):
         fields = {**config.fields, "num_hidden_layers": 2 * pairs}
         config = Config(fields, config.path)
@@ -107,7 +107,7 @@ def model_from_config(config: Config) -> Model:
     else:
         lenient = _lenient(config, unread)
         groups = _groups_by_records(config, lenient, context)
-        params = None if unread else params_of(_lenient(whole, unread))
+        params = None if unread else params_of(_lenient(as_published, unread))
         if any(isinstance(group, Compressed) for group, _ in groups):
             note = "the state of the compressor is not counted"
     layers: dict[Group, int] = {}
@@ -164,9 +164,10 @@ def _unread(config: Config, row: Family) -> list[str]:
 
 def _lenient(config: Config, unread: Sequence[str]) -> Config:
     """The config without what is not known and changes no bytes: `unread`, an
-    activation, and parts of RoPE. If there is nothing of the kind, it is the
-    same object."""
+    activation, parts of RoPE, and whether tokens see later ones. If there is
+    nothing of the kind, it is the same object."""
     fields = {n: x for n, x in config.fields.items() if n not in unread}
+    fields.pop("is_causal", None)
     if fields.get("hidden_act") != "silu":
         fields.pop("hidden_act", None)
     for name in ("rope_parameters", "rope_scaling"):
@@ -199,7 +200,7 @@ def _groups_by_sizes(config: Config, row: Family) -> GroupTimes:
         for name in names:
             try:
                 values[name] = value_of(row.fields[name], values)
-            except UNREADABLE:
+            except READ_ERRORS:
                 raise ValueError(message(UNREAD, family, name)) from None
         times = _size(family, values, "times") if values["times"] else 1
         if values["stores"]:
@@ -308,7 +309,7 @@ def group_of(r: AttentionRecord) -> Group | None:
 def _state(config: Config, row: Family, layer: int, kind: str) -> Fields:
     """What a layer keeps beside keys and values, as the table says it."""
     known = row.state or row.mixer or "stores" in row.fields
-    if not known and kind not in SOFTMAX:
+    if not known and kind not in SOFTMAX_KINDS:
         raise ValueError(
             message(
                 "{}: what layers of the kind {} store is not known, so the "
@@ -322,7 +323,7 @@ def _state(config: Config, row: Family, layer: int, kind: str) -> Fields:
     for name, entry in row.state.items():
         try:
             state[name] = values[name] = value_of(entry, values)
-        except UNREADABLE:
+        except READ_ERRORS:
             raise ValueError(message(UNREAD, config.family, name)) from None
     return Fields() if kind in (state["nothing"] or ()) else state
 

@@ -31,7 +31,7 @@ from attnref.released.published import (
     tables,
 )
 from attnref.released.record import (
-    MANY,
+    MAX_LAYERS,
     AttentionRecord,
     Config,
     Fields,
@@ -130,7 +130,9 @@ def file_from(config: Config, code: str = "") -> str:
     """The file that `file_of` writes, from a config that has been read. `code`
     is the text of dequantise.py, if the file is to hold it."""
     records, mixers = config.records, config.mixers
-    first, other = min(records, default=MANY), min(mixers, default=MANY)
+    first, other = (  # MAX_LAYERS stands after any layer
+        min(layers, default=MAX_LAYERS) for layers in (records, mixers)
+    )
     place = places_of(config)[other <= first]
     text = rendered(
         records,
@@ -234,6 +236,7 @@ def mixer_text(records: Mapping[int, MixerRecord]) -> str:
     return _tabled(text, records, t, on)
 
 
+MAX_PAIRS = 1000  # of RoPE, for one of the three positions of a token
 MIXER = '''def mixer(layer):
     """The module of a layer."""
 '''
@@ -527,7 +530,7 @@ def _sections(fields: Mapping[str, Any]) -> list[int]:
 
 def _is_size(value: Any) -> bool:
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    return is_number and 0 <= value < MANY
+    return is_number and 0 <= value < MAX_PAIRS
 
 
 def _method(config: Config) -> str:

@@ -27,7 +27,7 @@ LAYERS = "model.layers.{}.self_attn"
 
 def names_of(config: Config) -> Mapping[str, Any]:
     """The row of the wrapper, if it has names of its own, or of the family."""
-    for name in (config.outer, config.family):
+    for name in (config.outer_model_type, config.family):
         if name in _rows():
             return _row(name)
     return {}

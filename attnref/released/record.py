@@ -85,8 +85,9 @@ class AttentionRecord:
     rope_truncate: bool = True
     rope_short: tuple[float, ...] = ()
     rope_long: tuple[float, ...] = ()
+    # The share of pairs that turn, where rope_kind is "proportional".
     rope_share: float = 1.0
-    rope_size: float = 1.0
+    rope_size: float = 1.0  # a factor of cosines and sines
     # queries by their position
     q_factor: float = 1.0
     q_growth: float = 0.0
@@ -194,8 +195,8 @@ def _part(name: str, part: str) -> dict[str, Any]:
     return {**_part(like, part), **entries} if like else entries
 
 
-UNREADABLE = TypeError, LookupError, ArithmeticError, AttributeError
-WRONG = "{}: a field of the config has a value of a wrong type"
+READ_ERRORS = TypeError, LookupError, ArithmeticError, AttributeError
+WRONG_TYPE = "{}: a field of the config has a value of a wrong type"
 NO_VALUE = "{}: {}={!r} is not a valid value"
 
 
@@ -230,7 +231,7 @@ def _layer(
         )
     kind = kinds[layer]
     indexed = kind == INDEXED and "index_topk" not in row.fields
-    if kind not in KINDS or indexed:
+    if kind not in SOFTMAX_KINDS or indexed:
         raise ValueError(
             message(
                 "{}: layer {} is {}, not softmax attention", family, layer, kind
@@ -291,7 +292,14 @@ def _check_heads(r: MixerRecord) -> MixerRecord:
                 r.n_v_heads,
             )
         )
-    if isinstance(r, KeysRecord) and r.n_heads % r.n_kv_heads:
+    if isinstance(r, KeysRecord):
+        _check_groups(r)
+    return r
+
+
+def _check_groups(r: AttentionRecord | KeysRecord) -> None:
+    """Refuse key heads that do not divide the query heads."""
+    if r.n_heads % r.n_kv_heads:
         raise ValueError(
             message(
                 "{}: n_kv_heads={} does not divide n_heads={}",
@@ -300,17 +308,16 @@ def _check_heads(r: MixerRecord) -> MixerRecord:
                 r.n_heads,
             )
         )
-    return r
 
 
 def _sharing(
-    family: str, kinds: Sequence[str], layer: int, readers: int
+    family: str, kinds: Sequence[str], layer: int, n_readers: int
 ) -> tuple[int | None, bool]:
     """Whose keys and values a layer reads, and whether others read its own.
 
     The last layers are readers, each of the last layer of its kind before them.
     """
-    first = len(kinds) - readers
+    first = len(kinds) - n_readers
     if not first < len(kinds):
         return None, False
     same = [n for n in range(first) if kinds[n] == kinds[layer]]
@@ -371,7 +378,7 @@ def _value(
         value = value_of(entry, values)
         if isinstance(value, complex):  # (-8) ** -0.5
             raise TypeError(name)
-    except (*UNREADABLE, ValueError):
+    except (*READ_ERRORS, ValueError):
         text = _fault(family, name, entries, values, config)
         raise ValueError(text) from None
     if name in POSITIVE:
@@ -381,10 +388,12 @@ def _value(
 
 
 POSITIVE = "d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim"
-MANY = 1000  # layers
+MAX_LAYERS = 1000
 HUGE = 2**31
 # Fields that may not be negative, also where no layer reads them.
 WINDOWS = "sliding_window", "attention_chunk_size"
+# Fields of which False is the change: without them, the attention has it on.
+CHANGES_IF_OFF = {"rotary", "scale_attn_weights", "use_pos_enc", "use_rope"}
 INDEXED = "indexed_attention"
 KIND_NAMES = {  # kinds of layers by the names that some files give them
     "attention": "full_attention",
@@ -393,7 +402,12 @@ KIND_NAMES = {  # kinds of layers by the names that some files give them
     "minimax_m3_sparse": INDEXED,
     "recurrent": "linear_attention",
 }
-KINDS = "full_attention", "sliding_attention", "chunked_attention", INDEXED
+SOFTMAX_KINDS = (
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    INDEXED,
+)
 ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
 DRAFTS = "eagle", "dflash", "dspark", "draft", "medusa"
 FAMILY = {  # the family behind other names in files
@@ -447,7 +461,7 @@ class Config:
 
     fields: Mapping[str, Any]  # of the text model
     path: str | None = None  # if it was read from a file
-    outer: str = ""  # the model_type of the whole file
+    outer_model_type: str = ""  # the model_type of the whole file
 
     @property
     def family(self) -> str:
@@ -490,7 +504,7 @@ class Config:
     def layers(self) -> Layers:
         """The kind of each layer, and the record of its attention."""
         return [
-            (kind, self.record(layer) if kind in KINDS else None)
+            (kind, self.record(layer) if kind in SOFTMAX_KINDS else None)
             for layer, kind in enumerate(self.kinds)
         ]
 
@@ -520,16 +534,16 @@ class Config:
         kinds = self.kinds
         try:
             return _checked(_layer(self, kinds, layer))
-        except UNREADABLE:
-            raise ValueError(message(WRONG, self.family)) from None
+        except READ_ERRORS:
+            raise ValueError(message(WRONG_TYPE, self.family)) from None
 
 
 def kinds_in(family: str, row: Family, config: Mapping[str, Any]) -> list[str]:
     """What a config of this row calls its layers, whatever fields it has."""
     try:
         return _kinds(family, row, config)
-    except UNREADABLE:
-        raise ValueError(message(WRONG, family)) from None
+    except READ_ERRORS:
+        raise ValueError(message(WRONG_TYPE, family)) from None
 
 
 def read_config(source: Any) -> Config:
@@ -550,7 +564,8 @@ def read_config(source: Any) -> Config:
             )
     if not isinstance(source, Mapping):
         raise TypeError(f"config is {type(source).__name__}; pass an object")
-    fields, whole = dict(source), str(source.get("model_type"))
+    fields = dict(source)
+    outer_model_type = str(source.get("model_type"))
     for part in ("thinker_config", "text_config"):
         outer, inner = fields, fields.get(part)
         if isinstance(inner, Mapping):
@@ -563,7 +578,7 @@ def read_config(source: Any) -> Config:
         fields["model_type"] = FAMILY.get(family, family)
     if f"{family}_text" in families():  # of images too, without text_config
         fields["model_type"] = f"{family}_text"
-    return Config(fields, path, whole)
+    return Config(fields, path, outer_model_type)
 
 
 def parsed(text: str) -> Any:
@@ -582,11 +597,16 @@ def parsed(text: str) -> Any:
 def left_out(
     row: Family, config: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Fields that have a value and that the row does not read: first those
-    that may change attention, then those that are unknown."""
+    """Fields that the row does not read, unless they are empty, 0, None, or
+    False where that changes nothing: first those that may change attention,
+    then those that are unknown."""
     attention, others = _field_names()
     known = row.reads | others
-    names = [name for name, value in config.items() if value]
+    names = [
+        name
+        for name, value in config.items()
+        if value or (value is False and name in CHANGES_IF_OFF)
+    ]
     names = [name for name in names if name not in known]
     return (
         [name for name in names if name in attention],
@@ -637,6 +657,14 @@ def _check_fields(family: str, row: Family, config: Mapping[str, Any]) -> None:
             raise ValueError(
                 message("{}: {}={} is not positive", family, name, size)
             )
+    if config.get("is_causal") is False:
+        raise ValueError(
+            message(
+                "{}: with is_causal=False each token sees all others; only "
+                "causal attention is known",
+                family,
+            )
+        )
     inner = _left_out_within(row, config)
     if inner:
         text = ", ".join(f"{name}={value!r}"[:80] for name, value in inner)
@@ -705,9 +733,9 @@ def _kinds(family: str, row: Family, config: Mapping[str, Any]) -> list[str]:
     name = next((name for name in names if name in values), names[0])
     size = len(blocks) if blocks else values.get(name)
     count = _size(size, family, {name: size})
-    if count > MANY:
+    if count > MAX_LAYERS:
         raise ValueError(
-            message("{}: {} layers are more than {}", family, count, MANY)
+            message("{}: {} layers are more than {}", family, count, MAX_LAYERS)
         )
     if pattern:  # it repeats
         kinds = [pattern[layer % len(pattern)] for layer in range(count)]
@@ -894,15 +922,7 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
             raise ValueError(
                 message("{}: {}={} is not positive", r.family, name, size)
             )
-    if r.n_heads % r.n_kv_heads:
-        raise ValueError(
-            message(
-                "{}: n_kv_heads={} does not divide n_heads={}",
-                r.family,
-                r.n_kv_heads,
-                r.n_heads,
-            )
-        )
+    _check_groups(r)
     least = min((r.rope_theta or 2.0) - 1, r.rope_low, r.rope_high)
     if r.rope_kind == "yarn" and min(least, r.rope_length) <= 0:
         raise ValueError(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnref.numbers.weights import Format, Matrix, Share
-from attnref.released.record import UNREADABLE, Config
+from attnref.released.record import READ_ERRORS, Config
 from attnref.released.weights import matrices_of
 from attnref.words import message
 
@@ -110,7 +110,7 @@ def stored_shares(config: Config) -> list[Share]:
             key = m.parts, m.attention
             size = m.copies * form.bytes_for(m.rows, m.columns)
             shares[key] = shares.get(key, 0) + size
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         raise ValueError(
             message("{}: quantization_config cannot be read: {}", family, error)
         ) from None

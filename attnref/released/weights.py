@@ -6,7 +6,7 @@ from attnref.numbers.weights import Matrix
 from attnref.released.expression import value_of
 from attnref.released.mixers import CompressedAttention
 from attnref.released.record import (
-    UNREADABLE,
+    READ_ERRORS,
     AttentionRecord,
     Config,
     Fields,
@@ -104,7 +104,7 @@ def matrices_of(config: Config) -> list[Matrix]:
         last = values["ends"] * values["d"] + values["once"]
         result.append(_vector("model.norm", last))
         total = sum(matrix.params for matrix in result)
-    except UNREADABLE:
+    except READ_ERRORS:
         return []
     if values["tied"] is None or not isinstance(total, int):
         return []

@@ -3,7 +3,7 @@
 What the page says stands below its `::: mistake ID` and in the catalogue: it is
 cut out of the HTML of the page that lists it, which lies in the same folder, so
 that links stay right. Around it is the theme, which is rendered once for all of
-them: 520 times would take half a minute.
+them: once for each page would take half a minute.
 """
 
 import re
@@ -12,7 +12,7 @@ from functools import cache, partial
 from html import escape
 from typing import Any, NamedTuple
 
-from attnref.judge.catalogue import PAGES, Mistake, catalogue, files
+from attnref.judge.catalogue import PAGES, Mistake, catalogue, mistakes_by_file
 from attnref.judge.checker import candidates
 from attnref.judge.tasks import TASKS
 from attnref.words import Text
@@ -88,9 +88,9 @@ def _word(key: str, language: str) -> str:
 
 
 @cache
-def file_of() -> dict[str, str]:
-    """The file of the catalogue that holds a mistake."""
-    return {mistake.id: name for name, entries in files().items() for mistake in entries}
+def subject_of() -> dict[str, str]:
+    """By the id of a mistake, the stem of the file of the catalogue that has it."""
+    return {mistake.id: name for name, entries in mistakes_by_file().items() for mistake in entries}
 
 
 def address(config: Any, stem: str) -> str:
@@ -128,7 +128,7 @@ def siblings(id: str) -> list[str]:
 
 def concerned(id: str) -> list[Released] | None:
     """The models with the part that a mistake is about; None: all of them."""
-    name = file_of()[id]
+    name = subject_of()[id]
     for word, part in PARTS.items() if name not in NONE[1:] else ():
         if f"-{word}" in f"-{id}" or word == name:
             return [model for model in released().values() if part in model.parts]
@@ -164,7 +164,7 @@ def around(mistake: Mistake, site: Site, language: str) -> Iterator[str]:
         titles = {x: escape(getattr(catalogue()[x].title, language)) for x in others}
         rows = "".join(f"<li>{link(f'{FOLDER}/{x}', titles[x])}</li>" for x in others)
         yield f"<li><strong>{_word('related', language)}</strong>{colon}<ul>{rows}</ul></li>"
-    stem = PAGES[file_of()[id]]
+    stem = PAGES[subject_of()[id]]
     title = str(site.files.get_file_from_path(f"{stem}.md").page.title)
     listed = link(stem, escape(title), f"#{id}")
     yield f"<li>{_word('list', language).format(listed)}</li></ul>"
@@ -173,7 +173,7 @@ def around(mistake: Mistake, site: Site, language: str) -> Iterator[str]:
 def article(mistake: Mistake, site: Site, language: str) -> str:
     """HTML: all that the site says of a mistake."""
     config, id = site.config, mistake.id
-    stem = PAGES[file_of()[id]]
+    stem = PAGES[subject_of()[id]]
     page = site.files.get_file_from_path(f"{stem}.md").page
     if page.content is None:  # `mkdocs serve` has not come to it
         adapter.populate_page(page, config, site.files)
@@ -209,9 +209,10 @@ def page(id: str, language: str) -> str:
         _themes[language] = adapter.around(f"{FOLDER}/{SHAPE['id']}.md", SHAPE, BODY, *site)
     symptom = find.capital(getattr(SYMPTOMS[evidence()[id].symptom], language))
     title = f"{symptom}{_word('colon', language)}{getattr(mistake.title, language)}"
+    stem = PAGES[subject_of()[id]]
     texts = {
         # The file to mend is that of the list.
-        f"docs/{language}/{FOLDER}/{SHAPE['id']}.md": f"docs/{language}/{PAGES[file_of()[id]]}.md",
+        f"docs/{language}/{FOLDER}/{SHAPE['id']}.md": f"docs/{language}/{stem}.md",
         SHAPE["id"]: id,
         SHAPE["title"]: escape(title),
         SHAPE["text"]: escape(getattr(mistake.notice, language).replace("`", "")),

@@ -12,10 +12,10 @@ from functools import cache
 from html import escape
 from pathlib import PurePosixPath
 
-from attnref.judge.catalogue import PAGES, files
+from attnref.judge.catalogue import PAGES, mistakes_by_file
 from attnref.judge.checker import candidates
 from attnref.judge.exercises import EXERCISES, PROPERTIES
-from attnref.judge.tasks import TASKS, stub
+from attnref.judge.tasks import TASKS, file_to_fill
 from attnref.words import Text
 from sitekit.adapter import BuildError
 from sitekit.markdown import pages
@@ -78,7 +78,7 @@ def _exercise(name: str, markdown: str, page: str, language: str) -> Iterator[st
     yield f'??? note "{getattr(FILE, language).format(name=name)}"'
     yield ""
     yield "    ```py"
-    yield from (f"    {line}" for line in stub(name, language).splitlines())
+    yield from (f"    {line}" for line in file_to_fill(name, language).splitlines())
     yield "    ```"
     yield ""
     if hints := _hints(name):
@@ -134,7 +134,7 @@ def _mistake_counts(name: str) -> Counter[str]:
     ids = {id for candidate in candidates(name) for id in candidate.ids}
     return Counter(
         PAGES[file]
-        for file, mistakes in files().items()
+        for file, mistakes in mistakes_by_file().items()
         for mistake in mistakes
         if mistake.id in ids
     )

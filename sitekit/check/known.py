@@ -4,7 +4,7 @@ the first key."""
 import json
 from collections.abc import Iterator
 
-from attnref.judge.catalogue import PAGES, files
+from attnref.judge.catalogue import PAGES, mistakes_by_file
 from sitekit.check import find, mistakes
 from sitekit.check.evidence import SYMPTOMS, evidence
 from sitekit.markdown.render import inline
@@ -12,7 +12,7 @@ from sitekit.search import sections_of
 
 
 def _entries(language: str) -> Iterator[dict[str, str]]:
-    for name, held in files().items():
+    for name, held in mistakes_by_file().items():
         aliases = sections_of(PAGES[name])
         for mistake in held:
             _, wrong = mistakes.outputs(mistake.id)
@@ -26,7 +26,7 @@ def _entries(language: str) -> Iterator[dict[str, str]]:
                 "notice": inline(getattr(mistake.notice, language)),
                 "more": english,
                 "called": " ".join([*errors, *aliases.get(mistake.id, ())]),
-                "lines": mistakes.diffs(mistake, language),
+                "lines": mistakes.code_and_pictures(mistake, language),
             }
 
 

@@ -77,7 +77,6 @@ WORDS = {
     "asked": Text("what to write", "要写的函数"),
     "copy": Text("Copy fix", "复制正确代码"),
     "copied": Text("Copied", "已复制"),
-    "file": Text("wrong (-) and right (+)", "错误（-）与正确（+）"),
     "right": Text("right", "正确"),
     "listed": Text("{} mistakes", "{} 个错误"),
     "wrong": Text("wrong", "错误"),
@@ -109,7 +108,8 @@ def smallest() -> dict[str, Any]:
 
 
 def sizes_of(id: str, language: str) -> str:
-    """These sizes, as a sentence without its end."""
+    """The smallest sizes at which a mistake shows, as a sentence without its full
+    stop."""
     record = smallest()[id]
     sizes = dict(record["sizes"])
     calls, pads = sizes.pop("chunks", []), sizes.pop("pads", [])
@@ -136,7 +136,7 @@ def large(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def moved(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def influence(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """1 where the output of the row moves with the input of the column."""
     columns = []
     for j in range(x.shape[1]):
@@ -155,7 +155,7 @@ def _right(module: str) -> Any:
 def output(mistake: Mistake, variant: Variant = ()) -> Tensor:
     """Run the code of an entry with the lines of a variant, or right ones."""
     code: Any = planted(variant) if variant else _right(mistake.module)
-    names = {"torch": torch, "large": large, "moved": moved, "plain": code}
+    names = {"torch": torch, "large": large, "influence": influence, "plain": code}
     if mistake.module.startswith(PLAIN):
         code = getattr(code, mistake.module.removeprefix(PLAIN))
     tree = ast.parse(evidence()[mistake.id].see)
@@ -193,7 +193,7 @@ def number(value: Tensor | str, language: str = "en") -> str:
     )
 
 
-def with_links(mistake: Mistake, text: str, language: str) -> str:
+def with_numbers(mistake: Mistake, text: str, language: str) -> str:
     """A sentence with its numbers in it."""
     right, wrong = outputs(mistake.id)
     facts = {"right": number(right, language), "wrong": number(wrong, language)}
@@ -222,7 +222,7 @@ def diff(lines: Lines) -> str:
     return "\n".join(f"{sign}{line}".rstrip() for sign, line in pairs)
 
 
-def source(address: str) -> str:
+def source_link(address: str) -> str:
     match = ADDRESS.match(address)
     assert match
     repository, number, host = match.groups()
@@ -231,7 +231,7 @@ def source(address: str) -> str:
 
 
 @cache
-def diffs(mistake: Mistake, language: str) -> str:
+def code_and_pictures(mistake: Mistake, language: str) -> str:
     """HTML: the lines of an entry as a diff, and their outputs beside it."""
     code = "".join(blocks(mistake.variants[:1], language))
     right, wrong = outputs(mistake.id)
@@ -242,7 +242,7 @@ def diffs(mistake: Mistake, language: str) -> str:
             error = getattr(WORDS["error"], language)
             cell = f'<span class="off" title="{escape(value)}">{error}</span>'
         else:
-            cell = small(value, right, wrong)
+            cell = cells_or_numbers(value, right, wrong)
         pictures += f"<div><b>{label}</b>{cell}</div>"
     axes = (getattr(axis, language) for axis in evidence()[mistake.id].axes)
     title = f' title="{escape(" × ".join(axes))}"' if right.dim() == 2 else ""
@@ -258,7 +258,7 @@ def share(mistake: Mistake, language: str) -> str:
     )
 
 
-def small(value: Tensor, right: Tensor, wrong: Tensor | str) -> str:
+def cells_or_numbers(value: Tensor, right: Tensor, wrong: Tensor | str) -> str:
     """HTML: a matrix as its cells, or a few numbers of another tensor, from
     where the wrong ones differ from the right ones."""
     if value.dim() == right.dim() == 2:
@@ -267,17 +267,17 @@ def small(value: Tensor, right: Tensor, wrong: Tensor | str) -> str:
         x.double().flatten().tolist() if isinstance(x, Tensor) else []
         for x in (value, right, wrong)
     )
-    differ = [off(*pair) for pair in zip_longest(expected, wrong_numbers)]
+    differ = [differs(*pair) for pair in zip_longest(expected, wrong_numbers)]
     first = differ.index(True) // ROWS * ROWS if True in differ else 0
     rows = ["<span>…</span>"] if first else []
     for x, y in zip_longest(actual[first:][:ROWS], expected[first:][:ROWS]):
         if x is not None:
-            kind = " class=off" if off(x, y) else ""
+            kind = " class=off" if differs(x, y) else ""
             rows.append(f"<span{kind}>{number(torch.tensor(x))}</span>")
     return "".join(rows)
 
 
-def off(x: float | None, y: float | None) -> bool:
+def differs(x: float | None, y: float | None) -> bool:
     """Whether two numbers differ by more than one compares. A missing number,
     None, differs from all."""
     if x is None or y is None:
@@ -295,9 +295,9 @@ def blocks(variants: Sequence[Variant], language: str) -> Iterator[str]:
     """HTML: the diff of each variant; equal ones are one, of several files."""
     paths: dict[str, list[str]] = {}
     for variant in variants:
-        modules = {f"attnref/{x.module.replace('.', '/')}.py" for x in variant}
+        files = {x.file for x in variant}
         lines = "\n\n".join(map(diff, variant))
-        paths.setdefault(lines, []).extend(sorted(modules))
+        paths.setdefault(lines, []).extend(sorted(files))
     copy = button(*(getattr(WORDS[k], language) for k in ("copy", "copied")))
     for lines, names in paths.items():
         yield (
@@ -332,7 +332,7 @@ def with_pictures(html: str, language: str, link: Callable[[str], str]) -> str:
         if kind == "all":
             return below_symptom(name, language, link)
         kinds: dict[str, Callable[[Mistake, str], str]]
-        kinds = {"diffs": diffs, "others": others, "share": share}
+        kinds = {"diffs": code_and_pictures, "others": others, "share": share}
         return kinds[kind](catalogue()[name], language)
 
     return PICTURES.sub(draw, html)
@@ -350,7 +350,7 @@ def entry(mistake: Mistake, symptoms_text: str, language: str, link: Any) -> Ite
     comma = word(WORDS["and"])
     yield f"## {word(mistake.title)} {{ #{mistake.id} }}"
     yield ""
-    yield with_links(mistake, symptoms_text, language)
+    yield with_numbers(mistake, symptoms_text, language)
     yield ""
     yield f"<!-- diffs of {mistake.id} -->"
     yield ""
@@ -360,7 +360,7 @@ def entry(mistake: Mistake, symptoms_text: str, language: str, link: Any) -> Ite
     symptom = word(SYMPTOMS[facts.symptom])
     symptoms = link(find.DOOR)
     yield item("symptom", f"[{symptom}]({symptoms}#{facts.symptom})")
-    yield item("notice", with_links(mistake, word(mistake.notice), language))
+    yield item("notice", with_numbers(mistake, word(mistake.notice), language))
     failures = kills()[mistake.id]
     tests = [f"[`{x}`]({link(TESTS)}#{x})" for x in failures["properties"]]
     # A dict: without their parameters, several may be the same test.
@@ -369,7 +369,7 @@ def entry(mistake: Mistake, symptoms_text: str, language: str, link: Any) -> Ite
     if mistake.id in smallest():
         yield item("smallest", sizes_of(mistake.id, language))
     if facts.met:
-        yield item("found", comma.join(map(source, facts.met)))
+        yield item("found", comma.join(map(source_link, facts.met)))
     if mistake.variants[1:]:
         yield f"    - **{word(WORDS['also'])}**{word(WORDS['colon'])}"
         yield ""

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from attnref.judge.catalogue import Lines, catalogue
+from attnref.judge.catalogue import catalogue
 from attnref.words import version
 from sitekit import ROOT, adapter
 from sitekit.check import mistakes
@@ -18,17 +18,12 @@ VERSION = 1
 SCHEMA = "mistakes.schema.json"
 
 
-def file_of(lines: Lines) -> str:
-    """The file in which the lines of a mistake stand."""
-    return f"attnref/{lines.module.replace('.', '/')}.py"
-
-
 def entries(config: Any) -> Iterator[dict[str, Any]]:
     home = config.extra["home_url"] if config.site_url else ""
     for mistake in catalogue().values():
         facts, killers = evidence()[mistake.id], mistakes.kills()[mistake.id]
         notice = {
-            language: mistakes.with_links(mistake, text, language)
+            language: mistakes.with_numbers(mistake, text, language)
             for language, text in mistake.notice._asdict().items()
         }
         page = adapter.url_of(f"mistakes/{mistake.id}", config)
@@ -38,8 +33,7 @@ def entries(config: Any) -> Iterator[dict[str, Any]]:
             "symptom": facts.symptom,
             "notice": notice,
             "lines": [
-                {"file": file_of(x), "wrong": x.wrong, "right": x.right}
-                for x in mistake.variants[0]
+                {"file": x.file, "wrong": x.wrong, "right": x.right} for x in mistake.variants[0]
             ],
             "right_shape": killers["same_shape"],
             "properties": killers["properties"],

@@ -126,15 +126,24 @@ def heatmap(
     )
 
 
-def thumbnail(wrong: Tensor, right: Tensor) -> str:
-    """A heat map as small as a word, in few bytes: cells that differ from the
-    right ones have another colour."""
-    strong = (wrong.abs() > wrong.abs().nan_to_num().max() / 2) | wrong.isnan()
+def is_close(x: Tensor, right: Tensor) -> Tensor:
+    """Which cells of a matrix are drawn as right ones."""
+    return x.isclose(right, rtol=1e-3, atol=1e-6)
+
+
+def thumbnail(shown: Tensor, right: Tensor) -> str:
+    """A heat map as small as a word, in few bytes.
+
+    Cells of the classes a (weak) and b (strong) are as in `right`, those of c
+    (weak) and d (strong) differ from it; a zero that is right is not drawn.
+    attnref.css colours the classes below `.thumbnail`.
+    """
+    strong = (shown.abs() > shown.abs().nan_to_num().max() / 2) | shown.isnan()
     equal = torch.zeros_like(strong)
-    if wrong.shape == right.shape:
-        equal = wrong.isclose(right, rtol=1e-3, atol=1e-6)
+    if shown.shape == right.shape:
+        equal = is_close(shown, right)
     kinds = {
-        "a": equal & ~strong & (wrong != 0),
+        "a": equal & ~strong & (shown != 0),
         "b": equal & strong,
         "c": ~equal & ~strong,
         "d": ~equal & strong,
@@ -148,5 +157,5 @@ def thumbnail(wrong: Tensor, right: Tensor) -> str:
         ]
         if runs:
             paths += f'<path class={kind} d="{"".join(runs)}"/>'
-    T, S = wrong.shape
+    T, S = shown.shape
     return f'<svg class=thumbnail viewBox="0 -.5 {S} {T}">{paths}</svg>'

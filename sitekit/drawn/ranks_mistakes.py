@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnref.judge.catalogue import Plain, files
+from attnref.judge.catalogue import Plain, mistakes_by_file
 from attnref.judge.exercises import (
     EXERCISES,
     HEADS_SPLIT,
@@ -141,7 +141,7 @@ def _notices(subject: Subject, p: Plain) -> Iterator[bool]:
 def checks() -> Iterator[Row]:
     """A mistake, and which checks notice it."""
     subjects = _subjects()
-    for id, title, _, variants in files()["ranks"]:
+    for id, title, _, variants in mistakes_by_file()["ranks"]:
         p = Plain(variants[0])
         noticed = _notices(subjects[variants[0][0].module], p)
         link = Text(*(f"[{words}](#{id})" for words in title))

@@ -306,7 +306,7 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.cat(outs, dim=2)
 
 
-CORES: dict[str, Core] = {
+SOME_CORES: dict[str, Core] = {
     "fused": fused,
     "flash": flash,
     "flash_fixed": with_room(partial(flash, tile=(1, PART))),
@@ -345,7 +345,7 @@ def _compare() -> list[Row]:
             outs.append(core(*qkv, mask[part, :end]))
         return torch.cat(outs, dim=2)
 
-    for name, core in CORES.items():
+    for name, core in SOME_CORES.items():
         with _Products() as products:
             want = read(core, [T])
         row: list[Any] = [Word(name)]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from attnref.judge.catalogue import PAGES, catalogue, files
+from attnref.judge.catalogue import PAGES, catalogue, mistakes_by_file
 from sitekit.check.mistakes import IN_HALF, smallest
 from sitekit.markdown.render import Row, Word
 
@@ -66,7 +66,7 @@ def enough() -> Iterator[Row]:
 
 def needs() -> Iterator[Row]:
     """Which mistakes need what, so that a test without it misses them."""
-    pages = {m.id: PAGES[stem] for stem, mistakes in files().items() for m in mistakes}
+    pages = {m.id: PAGES[stem] for stem, mistakes in mistakes_by_file().items() for m in mistakes}
     for need, applies in NEEDS.items():
         ids = [id for id in smallest() if applies(_sizes(id))]
         links = ", ".join(f"[{id}](page:{pages[id]}#{id})" for id in ids)

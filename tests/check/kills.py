@@ -39,7 +39,7 @@ from tests.check.faults import Fault, faults
 
 RECORD = Path(__file__).with_suffix(".json")
 MAX_TESTS = 2  # tests of our own that are named
-CORES = ["tests/reference/core/test_cores.py"]  # the properties of all
+CORE_TESTS = ["tests/reference/core/test_cores.py"]  # the properties of all
 # pytest rewrites what it is told to collect: it would find the file as it is.
 OPTIONS = ["-q", "--assert=plain", "--hypothesis-seed=0"]
 OPTIONS += ["-p", "no:cacheprovider", "-p", "no:xdist"]
@@ -82,7 +82,7 @@ def failing_tests(id: str, known_tests: list[str]) -> list[str]:
     This has to run in a process of its own, as the package is imported anew.
     """
     variant = catalogue()[id].variants[0]
-    suites = known_tests, tests_of(variant[0].module), CORES
+    suites = known_tests, tests_of(variant[0].module), CORE_TESTS
     return failures_of(Planted(variant), *suites, most=MAX_TESTS)
 
 

@@ -20,7 +20,7 @@ import attnref
 from attnref.judge import checker
 from attnref.judge import report as report_words
 from attnref.judge.catalogue import catalogue, place_of, planted
-from attnref.judge.checker import candidates, check, rights
+from attnref.judge.checker import answer_key, candidates, check
 from attnref.judge.exercises import (
     EXERCISES,
     PROPERTIES,
@@ -30,7 +30,7 @@ from attnref.judge.exercises import (
     fill_with_nan,
 )
 from attnref.judge.process import check_file
-from attnref.judge.tasks import TASKS, stub, task
+from attnref.judge.tasks import TASKS, exercise_name, file_to_fill
 from attnref.judge.words import wide
 from attnref.plain.scaling import frequencies
 from sitekit import ROOT
@@ -63,7 +63,7 @@ def test_every_form_of_every_exercise_is_right():
             package = attnref if form.package else planted(())
             report = check(name, form.make(package))
             assert report.passed, f"{sorted(form.modules)} {report}"
-        for probe in rights(name).probes:
+        for probe in answer_key(name).probes:
             assert probe.prop in PROPERTIES and probe.sizes
 
 
@@ -176,7 +176,7 @@ def test_small_inputs_are_tried_first():
     for name in EXERCISES:
         sizes = [
             checker.size_of(probe)
-            for probe in rights(name).probes
+            for probe in answer_key(name).probes
             if probe.prop == "same"
         ]
         assert sizes[0] == min(sizes), name
@@ -370,9 +370,9 @@ def dropout(q, k, v, mask=None):
 @pytest.mark.parametrize("name", ["mha_cached", "llama", "mla_latent"])
 def test_no_mistake_shows_at_far_positions_alone(name):
     """Mistakes whose lines do not mention positions are not tried there."""
-    probes, right = checker.probes_of(name), rights(name).all_answers
+    probes, right = checker.probes_of(name), answer_key(name).all_answers
     far = [n for n, p in enumerate(probes) if p.prop == "far"]
-    indices = range(len(rights(name).probes))
+    indices = range(len(answer_key(name).probes))
     skip = "far", *checker.UNNAMED
     rest = [n for n in indices if probes[n].prop not in skip]
     silent = [w for w in candidates(name) if "position" not in str(w.variant)]
@@ -742,9 +742,9 @@ def test_a_report_is_also_numbers():
 
 
 def test_an_exercise_is_found_by_what_people_write():
-    assert task("Online-Softmax") == "online_softmax"
+    assert exercise_name("Online-Softmax") == "online_softmax"
     with pytest.raises(ValueError, match="no exercise 'gpa'; did you mean gqa"):
-        task("gpa")
+        exercise_name("gpa")
     with pytest.raises(ValueError, match="no exercise 'zebra'; --list prints"):
         check("zebra", double)
 
@@ -752,7 +752,7 @@ def test_an_exercise_is_found_by_what_people_write():
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_a_stub_is_reported_as_empty(language):
     for name in TASKS:
-        text = stub(name, language)
+        text = file_to_fill(name, language)
         assert max(map(wide, text.splitlines())) <= 80
         namespace = {}
         exec(text, namespace)

@@ -16,11 +16,11 @@ from attnref.commands import match
 from attnref.judge import gradients, vectors
 from attnref.judge.catalogue import Plain, catalogue, planted
 from attnref.judge.checker import (
+    answer_key,
     ask,
     candidates,
     check,
     reproduction,
-    rights,
     verdicts,
 )
 from attnref.judge.exercises import (
@@ -66,7 +66,7 @@ def on_one(inputs):
 @pytest.mark.parametrize("name", ["ring_attention", "split_heads"])
 def test_right_answers_are_those_of_one_device(name):
     texts = 0
-    for probe, answer in zip(*rights(name)[:2], strict=True):
+    for probe, answer in zip(*answer_key(name)[:2], strict=True):
         inputs = probe.inputs
         if "positions" not in inputs or inputs["q"].dtype != torch.float64:
             continue
@@ -122,7 +122,7 @@ def slip(id):
 def test_gradients_that_stay_are_wrong_and_nothing_else():
     solution = replace_lines(SLIPS["ranks-gradients-stay"]).ring_attention
     solution = Solution("ring_attention", solution)
-    answers = [ask(solution, p) for p in rights("ring_attention").probes]
+    answers = [ask(solution, p) for p in answer_key("ring_attention").probes]
     failed = [v for v in verdicts("ring_attention", answers) if not v.passed]
     assert [v.name for v in failed] == ["gradients"]
     assert "the gradient is wrong for k, v; for k" in failed[0].fault.en
@@ -211,7 +211,7 @@ def test_a_rank_that_fails_ends_all_with_its_reason(change, backward):
             change(group, q)
         return out
 
-    inputs = rights("ring_attention").probes[1].inputs
+    inputs = answer_key("ring_attention").probes[1].inputs
     drive = (gradients_on_ranks if backward else call_on_ranks)(TOKENS_SPLIT)
     solution = Solution("ring_attention", ring_attention)
     start = time.monotonic()
@@ -245,7 +245,7 @@ def test_a_file_whose_ranks_wait_for_each_other_does_not_hang(tmp_path):
 def test_the_shown_program_runs_all_ranks():
     functions = vars(replace_lines(SLIPS["ranks-local-keys"]))
     solution = Solution("ring_attention", functions)
-    answer = ask(solution, rights("ring_attention").probes[2])
+    answer = ask(solution, answer_key("ring_attention").probes[2])
     program = reproduction("ring_attention", 2, answer, "")
     assert "right is" in program and len(program.splitlines()) <= 15
     printed = io.StringIO()

@@ -19,7 +19,7 @@ from attnref.__main__ import command, main
 from attnref.commands import check as program
 from attnref.judge import limits, process, report
 from attnref.judge.catalogue import catalogue
-from attnref.judge.checker import check, error_of, rights
+from attnref.judge.checker import answer_key, check, error_of
 from attnref.judge.process import Run, check_file, report_on
 from attnref.judge.solution import module_of
 from attnref.judge.tasks import TASKS
@@ -104,7 +104,7 @@ def running(mark, folder):
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_nothing_is_left_behind(tmp_path, monkeypatch, start):
     """Of what it starts, prints and writes; it may import what is beside it."""
-    monkeypatch.setattr(process, "START", start)
+    monkeypatch.setattr(process, "START_METHOD", start)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -210,12 +210,14 @@ def test_help_and_page_say_with_whose_rights_a_file_runs(
 def test_what_computes_without_end_is_ended(tmp_path, monkeypatch):
     """By seconds of computing, of which a busy machine takes none away: the
     clock on the wall ends it after minutes, where seconds are usual."""
-    monkeypatch.setattr(process, "WAITING", 600)
+    monkeypatch.setattr(process, "WALL_PER_CPU", 600)
     text = RIGHT.replace("return", "while x.dim() == 3: pass\n    return")
     path = write(tmp_path, text)
     report = check_file("softmax", path, language="en", seconds=0.5)
     sizes = next(
-        p.sizes for p in rights("softmax").probes if p.inputs["x"].dim() == 3
+        p.sizes
+        for p in answer_key("softmax").probes
+        if p.inputs["x"].dim() == 3
     )
     assert report.error.en == (
         f"it computed for more than 0.5 s: it was ended on {sizes}"
@@ -347,7 +349,7 @@ def test_what_remembers_an_earlier_call_is_shown(tmp_path, name):
 def messages(name="softmax"):
     """Those of a solution that is right."""
     answers = (
-        ["answer", process._as_data(x)] for x in rights(name).all_answers
+        ["answer", process._as_data(x)] for x in answer_key(name).all_answers
     )
     every = [["begun"], ["read"], *answers, ["done"]]
     return json.loads(json.dumps(every))

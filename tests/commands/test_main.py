@@ -25,7 +25,7 @@ import pytest
 import attnref
 from attnref.__main__ import command, main
 from attnref.commands import match
-from attnref.judge.tasks import stub
+from attnref.judge.tasks import file_to_fill
 from attnref.judge.words import wide
 from attnref.released.record import sized
 from attnref.released.specs import configs, find_model, models
@@ -112,7 +112,7 @@ def test_what_is_not_installed_is_named_in_a_line(command, module, tmp_path):
     """Installed with --no-deps, the package has neither torch nor what torch
     brings, jinja2; and safetensors it never brings."""
     (tmp_path / "config.json").write_text(json.dumps(configs()["qwen3-8b"]))
-    (tmp_path / "my_gqa.py").write_text(stub("gqa", "en"))
+    (tmp_path / "my_gqa.py").write_text(file_to_fill("gqa", "en"))
     np.save(tmp_path / "mine.npy", np.zeros(3))
     code = WITHOUT.format(modules=[module]) + (
         "from attnref.__main__ import main; main(sys.argv[1:])"
@@ -237,7 +237,7 @@ def test_the_commands_of_a_page_work_in_order_in_one_empty_folder(
             name = words[words.index(flag) + 1]
             assert Path(name).exists() and name not in written, words
             if flag == "--stub" and words[0] == "check":
-                assert Path(name).read_text() == stub(words[1], "en")
+                assert Path(name).read_text() == file_to_fill(words[1], "en")
                 Path(name).write_text(solution)
                 notebook = Path(name).with_suffix(".ipynb")
                 notebook.write_text(json.dumps({"cells": [cell]}))

@@ -44,6 +44,10 @@ class Core(NamedTuple):
     # Whether it skips blocks of scores that a rule hides; None where PyTorch
     # cannot count FLOPs.
     blocks: bool | None = False
+    # Whether a single query makes it copy the keys; None where what it makes
+    # cannot be recorded. And whether it keeps all scores of a prompt.
+    copies_keys: bool | None = False
+    keeps_scores: bool = False
     # Whether the gradients are the same to the bit with autocast around the
     # backward pass.
     autocast_backward: bool = True

@@ -285,7 +285,7 @@ CASES = {
     for name, variant in LAYERS.items()
     for n, options in enumerate(variant.options)
 }
-CORES = {
+SOME_CORES = {
     "fused": attnref.fused,
     "flash": attnref.flash,
     "split_kv": attnref.split_kv,
@@ -294,7 +294,7 @@ ALIBI = attnref.Scores(bias=attnref.Alibi(H))
 CASES |= {"gqa, alibi": ("gqa", {"scores": ALIBI})}
 CASES |= {
     f"gqa, {core}": ("gqa", {"rope_theta": 1e4, "attend": attend})
-    for core, attend in CORES.items()
+    for core, attend in SOME_CORES.items()
 }
 
 

@@ -36,7 +36,7 @@ from attnref import (
     Window,
     padding_mask,
 )
-from tests.cores import ATTEND
+from tests.cores import ATTEND, CORES
 from tests.kit import sampled
 from tests.kit.caches import unchanged
 from tests.kit.compare import relative_error
@@ -221,16 +221,17 @@ class History:
         self.core = pick([*ATTEND, "sdpa", "sdpa", "fused"])
         ringed = [rule for rule, its in RULES.items() if its.rings]
         self.kind = rule = pick([*RULES, *ringed, *ringed])
-        self.bias = bias = pick([*BIASES, "uneven", "relative"])
+        offers = CORES[self.core].offers
+        bias = pick([*BIASES, "uneven", "relative"])
+        self.bias = bias = bias if offers("bias") else None
         rope = pick([*FIXED, *BY_LENGTH])
         self.rope = (FIXED | BY_LENGTH)[rope]
         self.pads = pick(["none", "left", "amid"])
         self.places = pick(["numbers", "counted", "gaps"])
         ring = pick([None, *RULES[rule].rings])
-        plain = self.core == "fused"  # has no softcap and no sinks
         own = {
-            "softcap": None if plain else pick([None, None, 2.0]),
-            "sinks": not plain and pick([False, False, True]),
+            "softcap": pick([None, None, 2.0]) if offers("softcap") else None,
+            "sinks": offers("sinks") and pick([False, False, True]),
         }
         # What reads positions; else they are refused.
         counts = self.kind not in ("everything", "causal", "documents")

@@ -55,7 +55,7 @@ from tests.variants import (
     SERVING,
     VARIANTS,
     built,
-    each_core,
+    each_core_in_a_layer,
     each_decoder,
     each_layer,
     each_mixer,
@@ -351,7 +351,7 @@ def test_a_token_reaches_those_that_see_it_and_no_other(name, make):
 
 
 @every_pair
-@each_core
+@each_core_in_a_layer
 @pytest.mark.parametrize("every", sampled([False, True], [False]))
 def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core, every):
     """In any chunks, under masks, with positions, and in its gradients."""
@@ -402,7 +402,7 @@ def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core, every):
 
 
 @each_layer
-@each_core
+@each_core_in_a_layer
 @torch.no_grad()
 def test_the_core_that_is_called_is_the_one_it_was_built_with(name, core):
     attend, calls = counted(ATTEND[core])

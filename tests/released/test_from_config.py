@@ -216,6 +216,15 @@ def test_a_field_that_is_not_known_is_refused_if_it_may_change_bytes():
         shape_of(config_of("dory").to_dict() | {"mystery_window": 7})
 
 
+def test_what_tokens_see_and_rotate_changes_no_bytes():
+    """What `copy` refuses, since it changes attention, `kv` counts."""
+    config = config_of("llama").to_dict()
+    off = config | {"is_causal": False, "use_rope": False}
+    assert shape_of(off).groups == shape_of(config).groups
+    assert shape_of(off).unread == ("use_rope",)
+    assert shape_of(config | {"is_causal": False}) == shape_of(config)
+
+
 def test_loops_have_a_cache_for_each_run():
     """36 layers, of which the 20 in the middle run twice: 56 caches, or 36
     where only the last run writes."""

@@ -322,6 +322,14 @@ REFUSED = {
     "its words": ({"draft_vocab_size": 32000}, "llama: this is a draft model"),
     "of others": ({"qk_layernorm": True}, "does not read qk_layernorm=True"),
     "softcap": ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    "no rotation": ({"use_rope": False}, "does not read use_rope=False$"),
+    "no RoPE": ({"rotary": False}, "does not read rotary=False$"),
+    "no positions": ({"use_pos_enc": False}, "read use_pos_enc=False$"),
+    "no scale": ({"scale_attn_weights": False}, "read scale_attn_weights=Fal"),
+    "later tokens": (
+        {"is_causal": False},
+        "^llama: with is_causal=False each token sees all others",
+    ),
     "shared": ({"num_kv_shared_layers": 2}, "num_kv_shared_layers=2"),
     "RoPE": ({"rope_scaling": {"type": "su"}}, "kind 'su'"),
     "RoPE's field": (

@@ -13,11 +13,11 @@ from attnref.judge.catalogue import (
     Lines,
     Plain,
     catalogue,
-    files,
+    mistakes_by_file,
 )
 from attnref.judge.exercises import EXERCISES
 from attnref.judge.gradients import backward
-from attnref.judge.tasks import TASKS, stub
+from attnref.judge.tasks import TASKS, file_to_fill
 from sitekit import search
 from sitekit.check import entries, exercise, find, mistakes
 from sitekit.check.evidence import SYMPTOMS, evidence
@@ -364,8 +364,10 @@ def test_each_file_of_mistakes_has_a_page(language):
         for path in pages.markdown_files(language)
         for match in mistakes.ENTRIES.finditer(pages.body_of(path))
     }
-    assert got == {m.id: PAGES[s] for s, held in files().items() for m in held}
-    assert PAGES.keys() == files().keys()
+    assert got == {
+        m.id: PAGES[s] for s, held in mistakes_by_file().items() for m in held
+    }
+    assert PAGES.keys() == mistakes_by_file().keys()
 
 
 QUICK = "mha_cached", "mqa", "rope"  # of the others, in the audit
@@ -407,12 +409,12 @@ def test_each_exercise_is_listed_and_on_a_page_that_explains(site, language):
         _, _, part = page.read_text().partition('<h2 id="exercise"')
         part = part.partition("<h2")[0]
         text = html.unescape(re.sub(r"<[^>]+>", "", part))
-        assert stub(name, language).removesuffix("\n") in text
+        assert file_to_fill(name, language).removesuffix("\n") in text
         assert f"attnref check {name} {name}.py" in text
         place = f"files/exercises/{name}.py"
         assert f'href="../../{place}" download>' in part
         written = (root / place).read_text(encoding="utf-8")
-        assert written == stub(name, language)
+        assert written == file_to_fill(name, language)
 
 
 def test_mistakes_of_the_backward_pass_are_in_the_language_of_the_page(site):

@@ -301,6 +301,8 @@ REFUSED = {
     changed(rope_scaling={"type": "foo"}): "RoPE of kind 'foo' is not known",
     changed(rope_scaling={"rope_type": "linear", "new": 2}): "unknown field",
     changed(attn_logit_softcapping=50.0): "does not read attn_logit_softcap",
+    changed(is_causal=False): "each token sees all others",
+    changed(use_rope=False): "does not read use_rope=False",
     changed(foo_attention=True): "may change attention",
     changed(architectures=["EagleQwen3"]): "a draft model",
     without("num_hidden_layers"): "is not a positive number",

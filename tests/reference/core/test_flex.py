@@ -26,6 +26,7 @@ CORE = Core(
         "meta": "FlexAttention is only supported on",
     },
     blocks=None,
+    copies_keys=None,
     half=2,
     half_grouped=2.5,
 )

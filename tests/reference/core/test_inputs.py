@@ -8,10 +8,10 @@ from tests.cores import ATTEND
 from tests.kit.attention import B, H, S, T, qkv, wrong_masks
 from tests.kit.refusals import refusals
 
-each_core = pytest.mark.parametrize("core", ATTEND.values(), ids=ATTEND)
+each_attend = pytest.mark.parametrize("core", ATTEND.values(), ids=ATTEND)
 
 
-@each_core
+@each_attend
 @refusals(
     """
     >>> core(q[0], k, v)
@@ -46,7 +46,7 @@ def test_bad_input_is_refused(core, call, error, message):
         eval(call)
 
 
-@each_core
+@each_attend
 @pytest.mark.parametrize("case", wrong_masks(B, H, T, S))
 def test_a_mask_that_does_not_fit_is_refused(case, core):
     mask, error, message = wrong_masks(B, H, T, S)[case]
@@ -62,7 +62,7 @@ def test_scale_is_a_number_and_weights_are_refused_alike():
         sdpa(q, k, v, scale=torch.tensor(0.5))
 
 
-@each_core
+@each_attend
 @pytest.mark.parametrize("i", range(3))
 def test_tensors_of_whole_numbers_are_refused(i, core):
     q, k, v = (

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from attnref import (
     Window,
     attention_weights,
     causal_mask,
-    fused,
     sdpa,
     split_kv,
 )
@@ -197,7 +197,7 @@ def test_each_part_is_compiled(core, part):
     assert relative_error(got, want) <= 1e-12
 
 
-@pytest.mark.parametrize("core", ATTEND.values(), ids=ATTEND)
+@pytest.mark.parametrize(("name", "core"), ATTEND.items(), ids=ATTEND)
 @refusals(
     """
     >>> core(q, k, v, softcap=0.0)
@@ -223,8 +223,9 @@ def test_each_part_is_compiled(core, part):
     ValueError: bias is on meta, q on cpu
     """
 )
-def test_what_does_not_fit_is_refused(core, call, error, message):
-    if core is not fused or "bias" in call:
+def test_what_does_not_fit_is_refused(name, core, call, error, message):
+    feature = re.search(r"(\w+)=", call)[1]
+    if CORES[name].offers(feature):  # else refused: see test_cores.py
         q, k, v = (torch.randn(B, n, m, D) for n, m in ((H, T), (3, S), (3, S)))
         with pytest.raises(error, match=message):
             eval(call)

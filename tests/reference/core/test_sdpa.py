@@ -26,7 +26,7 @@ from tests.kit.compare import relative_error
 from tests.kit.core import Core
 from tests.kit.memory import Held, allocated
 
-CORE = Core(sdpa, autocast_backward=False, float32=1e-6)
+CORE = Core(sdpa, keeps_scores=True, autocast_backward=False, float32=1e-6)
 
 
 def test_the_weights_of_the_tests_are_sharp():

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import attnref
 from attnref import (
     DeepSeekSparseAttention,
     KVCache,
@@ -20,7 +19,7 @@ from attnref import (
 )
 from sitekit.drawn.absorption import rounding
 from sitekit.drawn.mla import V3
-from tests.cores import ATTEND
+from tests.cores import ATTEND, CORES
 from tests.kit.attention import Made
 from tests.kit.caches import refused, unchanged
 from tests.kit.compare import relative_error
@@ -175,27 +174,29 @@ def test_the_default_form_is_the_cheapest_by_the_count_of_torch(new, past):
     assert alone == count.get_total_flops()
 
 
-# What `flex_attention` makes cannot be recorded.
-@pytest.mark.parametrize("core", [c for c in ATTEND if c != "flex"])
+@pytest.mark.parametrize(
+    "name", [c for c in ATTEND if CORES[c].copies_keys is not None]
+)
 @torch.no_grad()
-def test_no_step_makes_keys_and_no_prompt_makes_all_scores(core):
-    """Nor does a step copy the weights for each row of the batch."""
+def test_no_step_makes_keys_and_no_prompt_makes_all_scores(name):
+    """Unless the core is declared to. Nor does a step copy the weights for
+    each row of the batch."""
+    core = CORES[name]
     sizes = {"d_model": E, "n_heads": H, "kv_lora_rank": 64}
     sizes |= {"qk_nope_head_dim": 40, "qk_rope_head_dim": 8, "v_head_dim": 24}
-    attend = (
-        attnref.flash if core == "flash" else ATTEND[core]
-    )  # in tiles of use
-    layer = MultiHeadLatentAttention(**sizes, attend=attend).eval()
+    # As users call it, in tiles that are not those of the tests.
+    layer = MultiHeadLatentAttention(**sizes, attend=core.function).eval()
     x, cache = torch.randn(3, 512, E), KVCache(512)
     for part in x.split([511, 1], dim=1):
         with Made(x, *layer.parameters(), *cache.stored) as made:
             layer(part, cache=cache)
-    assert made.largest < layer.kv_b_proj.weight.nbytes
-    if core != "sdpa":
-        for cache in None, KVCache(512):
-            with Made(x) as made:
-                layer(x[:1], cache=cache)
-            assert made.largest < 4 * 512 * 512  # the scores of one head
+    copies = made.largest >= layer.kv_b_proj.weight.nbytes
+    assert copies == core.copies_keys, "declare `copies_keys`"
+    for cache in None, KVCache(512):
+        with Made(x) as made:
+            layer(x[:1], cache=cache)
+        keeps = made.largest >= 4 * 512 * 512  # the scores of one head
+        assert keeps == core.keeps_scores, "declare `keeps_scores`"
 
 
 class LoRA(nn.Module):

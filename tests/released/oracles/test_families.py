@@ -413,10 +413,10 @@ def kinds_left_out(config):
     return sorted({kind for layer, kind in kinds if layer not in written})
 
 
-CORES = {"its own": None, "sdpa": sdpa, "flash": flash}
+SOME_CORES = {"its own": None, "sdpa": sdpa, "flash": flash}
 
 
-@pytest.mark.parametrize("attend", CORES.values(), ids=CORES)
+@pytest.mark.parametrize("attend", SOME_CORES.values(), ids=SOME_CORES)
 @pytest.mark.parametrize("family", sorted(QUICK - {"gemma4_text"}))
 @torch.no_grad()
 def test_a_layer_from_a_config_is_called_like_any_other(family, attend):
@@ -587,7 +587,7 @@ def test_layers_that_share_keys_are_called_with_one_cache(family, kind):
     assert cache.handed is None
 
 
-@pytest.mark.parametrize("attend", CORES.values(), ids=CORES)
+@pytest.mark.parametrize("attend", SOME_CORES.values(), ids=SOME_CORES)
 @torch.no_grad()
 def test_layers_without_an_indexer_read_what_an_earlier_one_chose(attend):
     types = ["full", "shared", "full", "shared"]
