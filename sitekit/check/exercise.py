@@ -46,8 +46,8 @@ LINKED = Text("A solution: [`{file}`]({at}){renamed}.", "正确的代码：[`{fi
 RENAMED = Text(", with `{old}` renamed `{new}`", "，把 `{old}` 改名为 `{new}`")
 OTHER = Text(
     "[`{file}`]({at}){aside} has another signature, so the command refuses it; "
-    "the solution below passes.",
-    "[`{file}`]({at}) {aside}签名不同，不能直接拿来判分；下面折叠的代码可以通过。",
+    "a solution is in the fold.",
+    "[`{file}`]({at}) {aside}签名不同，不能直接拿来判分；能通过的写法在折叠里。",
 )
 FOLD = Text("A solution that passes, {n} lines", "能通过检查的代码，{n} 行")
 # What a plain form has that its exercise does not ask for.
@@ -100,6 +100,8 @@ def _exercise(name: str, markdown: str, page: str, language: str) -> Iterator[st
         yield ""
         yield from (f"        - {getattr(hint, language)}" for hint in hints)
         yield ""
+    sentence, *fold = solution(name, markdown, page, language)
+    yield from (f"    {line}".rstrip() for line in fold)
     counts = _mistake_counts(name)
     said = getattr(CHECK, language).format(
         name=name,
@@ -107,9 +109,7 @@ def _exercise(name: str, markdown: str, page: str, language: str) -> Iterator[st
         n=counts.total(),
         mistakes=_link(counts.most_common(1)[0][0], page),
     )
-    sentence, *fold = solution(name, markdown, page, language)
     yield said + sentence
-    yield from fold
     yield ""
 
 
@@ -131,12 +131,12 @@ def solution(name: str, markdown: str, page: str, language: str) -> Iterator[str
     aside = getattr(ASIDES[name], language) if name in ASIDES else ""
     yield getattr(OTHER, language).format(file=file, at=place, aside=aside)
     code = code_of(name)
-    yield ""
     yield f'??? note "{getattr(FOLD, language).format(n=len(code))}"'
     yield ""
     yield "    ```py"
     yield from (f"    {line}".rstrip() for line in code)
     yield "    ```"
+    yield ""
 
 
 def _parameters(text: str) -> dict[str, list[str]]:
