@@ -481,7 +481,7 @@ def test_the_lines_of_a_textbook_are_right_but_for_an_edge_case(tmp_path):
         ("", "pass an exercise; --list prints all"),
         ("gpa", "there is no exercise 'gpa'; did you mean gqa"),
         ("zebra", "there is no exercise 'zebra'; --list prints all"),
-        ("gqa", "pass a file; --stub writes gqa.py, to be filled in"),
+        ("gqa", "pass a file. First, attnref check gqa --stub writes gqa.py;"),
         ("gqa nowhere.py", "nowhere.py does not exist"),
         ("gqa attnref", "attnref is a folder"),
         ("gqa --list", "--list does not take an exercise"),
