@@ -16,6 +16,7 @@ from textwrap import dedent, indent
 from typing import Any
 
 from attnref.judge.catalogue import PAGES, catalogue
+from attnref.words import Text
 from sitekit import adapter, api
 from sitekit import files as downloads
 from sitekit.check import entries, mistakes
@@ -35,6 +36,12 @@ ATTRIBUTES = re.compile(r"\{ lang=\w+ \}")
 NAMELESS = re.compile(r"\[\](?=\(page:([^()#]+))")
 ID = re.compile(r"(?m)^( *)\{ #([\w-]+) \}$")
 HTML = re.compile(rf"{notebooks.VERBATIM}|(?m:^ *(?P<html><(?!a id|br)/?[a-z].*(?:\n.+)*))")
+DOOR = Text(
+    "*On the page only:* a field for an error or a symptom, and questions. "
+    "As text, choose a heading of [All mistakes by symptom](#all).",
+    "*网页上才有：*输入报错或现象的框，以及一步步的提问。看文字版，"
+    "请到[按症状列出的全部错误](#all)里挑一条。",
+)
 _texts: dict[str, tuple[str, str]] = {}  # of a page, with what it was made of
 
 
@@ -88,7 +95,9 @@ def _picture(language: str, match: re.Match[str]) -> str:
     """The lines of a mistake, or all mistakes with a symptom."""
     space, kind, name = match.groups()
     lines: list[str] = []
-    if kind == "all":
+    if kind == "door":
+        lines = [getattr(DOOR, language)]
+    elif kind == "all":
         ids = (id for id in catalogue() if evidence()[id].symptom == name)
         lines = [f"- [{getattr(catalogue()[id].title, language)}]({id}.md)" for id in ids]
     elif kind in ("diffs", "others"):

@@ -71,8 +71,9 @@ def run(options: argparse.Namespace) -> str:
         if not options.file:
             raise ValueError(
                 message(
-                    "pass a file; --stub writes {}, to be filled in",
-                    f"{name}.py",
+                    "pass a file. First, attnref check {0} --stub writes "
+                    "{0}.py; fill it in; then attnref check {0} {0}.py",
+                    name,
                 )
             )
         path = Path(options.file).resolve()

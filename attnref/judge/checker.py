@@ -80,6 +80,8 @@ MAX_DIFFERING = 1 / 5  # of the failing inputs: a mistake may differ on them
 EDGES = {"empty", "large", "sums", "gradients", "dtype"}
 # Mistakes that need an argument of this name, which few exercises have.
 NEEDS = {"mask-argument-ignored": "mask", "causal-in-training-only": "train"}
+# In these exercises each query head has its own keys: nothing is stacked.
+UNGROUPED = {"mha", "mha_cached"}
 RUNTIME = "RuntimeError: "
 # Their lines are not those of a solution.
 LIBRARIES = PACKAGE, Path(torch.__file__).parent
@@ -459,11 +461,17 @@ def candidates(
     A form is left out if another that runs them has fewer modules, or if an
     earlier one has the same modules and leaves other functions unused.
     """
-    result = []
+    result, own = [], EXERCISES[name].forms[0].modules
     for mistake in mistakes().values():
         if NEEDS.get(mistake.id, "") not in {"", *arguments(name)}:
             continue
-        for variant in every_variant(mistake):
+        if name in UNGROUPED and mistake.id == "is-causal-with-stacked-heads":
+            continue
+        # A report shows the first lines that fit: those of this exercise.
+        for variant in sorted(
+            every_variant(mistake),
+            key=lambda lines: own.isdisjoint(x.module for x in lines),
+        ):
             plain = all(lines.module.startswith(PLAIN) for lines in variant)
             forms = [
                 form

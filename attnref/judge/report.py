@@ -126,6 +126,7 @@ class Report:
     def as_json(self) -> dict[str, object]:
         """The same for programs, as numbers and words in one language."""
         words = _Words(self.language)
+        words.has_only_scores = self.exercise in ONLY_SCORES
         finite = math.isfinite
         properties = [
             {
@@ -176,6 +177,8 @@ BOLD = 1
 DIM = 2
 # Properties that say by themselves what is wrong.
 SELF_EXPLAINING = {"absorbed", "tiles", "pieces", "untouched"}
+# Exercises that come before masks.
+ONLY_SCORES = {"softmax", "online_softmax"}
 
 
 def is_edge_case(report: Report) -> bool:
@@ -192,12 +195,22 @@ class _Words:
         if language not in Text._fields:
             raise ValueError(f"{language=} is neither 'en' nor 'zh'")
         self.language, self.colour = language, colour
+        self.has_only_scores = False
 
     def translate(self, text: Text | None) -> str | None:
         return None if text is None else str(getattr(text, self.language))
 
+    def texts(self, id: str) -> list[str | None]:
+        """The title and the notice of a mistake."""
+        if self.has_only_scores and f"scores {id}" in WORDS:
+            return [*self.say(f"scores {id}").split(" || ")]
+        return [
+            self.translate(entry(id).title),
+            self.translate(entry(id).notice),
+        ]
+
     def title(self, id: str) -> str:
-        return str(self.translate(entry(id).title))
+        return str(self.texts(id)[0])
 
     def say(self, word: str, **values: object) -> str:
         return str(self.translate(phrase(word, **values)))
@@ -206,6 +219,7 @@ class _Words:
         return f"\033[{code}m{text}\033[0m" if self.colour else text
 
     def report(self, report: Report, *, show: bool) -> Iterator[str]:
+        self.has_only_scores = report.exercise in ONLY_SCORES
         if report.error is not None:
             message = f"{report.exercise}: {self.translate(report.error)}"
             yield self.in_colour(RED, message)
@@ -234,7 +248,10 @@ class _Words:
             yield from (f"  {self.title(id)}" for id in report.avoided[:2])
         if report.exercise in COURSE[:-1]:
             following = COURSE[COURSE.index(report.exercise) + 1]
-            yield self.in_colour(BOLD, self.say("next", name=following))
+            before = WORDS.get(f"before {report.exercise}")
+            word = "next_exercise" if before else "next"
+            text = self.say(word, name=following, before=before)
+            yield self.in_colour(BOLD, text)
 
     def program(self, text: str) -> str:
         for word in ("gives", "right", "raises", "must"):
@@ -249,8 +266,11 @@ class _Words:
             word = "edge"
         counts = {"n": failed or total, "all": total}
         text = self.say(word, name=report.exercise, **counts)
-        titles = (" + ".join(map(self.title, ids)) for ids in report.mistakes)
-        title = " | ".join(titles)
+        titles = [" + ".join(map(self.title, ids)) for ids in report.mistakes]
+        title = titles[0] if titles else ""
+        if others := len(titles[1:]):
+            word = "or_another" if others == 1 else "or_others"
+            title = self.say(word, title=title, n=others)
         if report.stage == "memory":
             title = self.say("remembers")
         if title:
@@ -328,13 +348,17 @@ class _Words:
     def mistake(self, mistake: Mistake, variant: Variant) -> Iterator[str]:
         yield ""
         for lines in (x for x in variant if x.diff):
-            yield from wrapped(self.say("lines", file=lines.file), "  ")
+            word = (
+                "lines" if any(x[:1] == "-" for x in lines.diff) else "missing"
+            )
+            yield from wrapped(self.say(word, file=lines.file), "  ")
             for line in lines.diff:
                 code = {"-": RED, "+": GREEN}.get(line[:1], 0)
                 yield self.in_colour(code, f"  {line}")
             yield ""
-        yield from wrapped(str(self.translate(mistake.notice)), "  ")
-        yield f"  {page_of(mistake.id, self.language)}"
+        yield from wrapped(str(self.texts(mistake.id)[1]), "  ")
+        if site():
+            yield f"  {page_of(mistake.id, self.language)}"
         if not variant:
             yield f"  {self.say('show')}"
 
@@ -445,6 +469,10 @@ class Program:
         if self.is_long:
             self.head.append("from attnref.judge.checker import inputs_at")
             self.body.append(f'given = inputs_at("{name}", {probe})')
+            mask = inputs.get("mask")
+            if isinstance(mask, Tensor) and not mask.any(-1).all():
+                code = 'print(given["mask"].any(-1).all())'
+                self.body.append(f"{code}  # False: some query sees no key")
         for word, value in inputs.items():
             if tensors_of(value):
                 self._define(word, value)

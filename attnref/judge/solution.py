@@ -5,7 +5,7 @@ import json
 import linecache
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -46,7 +46,12 @@ def notebook(file: str, names: Sequence[str]) -> Any:
             lines += without_magics("".join(cell["source"])).splitlines()
     text = "\n".join(lines)
     linecache.cache[file] = (len(text), None, [f"{x}\n" for x in lines], file)
-    body = ast.parse(text, file).body
+    statements = needed(ast.parse(text, file).body, names)
+    return compile(ast.Module(statements, []), file, "exec")
+
+
+def needed(body: list[ast.stmt], names: Iterable[str]) -> list[ast.stmt]:
+    """The statements that define these names, and what they use in turn."""
     required, indices = {*names}, set[int]()
     while True:
         step = {
@@ -55,12 +60,10 @@ def notebook(file: str, names: Sequence[str]) -> Any:
             if n not in indices and required & _definitions(node)
         }
         if not step:
-            break
+            return [body[n] for n in sorted(indices)]
         indices |= step
         nodes = (x for n in step for x in ast.walk(body[n]))
         required |= {x.id for x in nodes if isinstance(x, ast.Name)}
-    statements = [body[n] for n in sorted(indices)]
-    return compile(ast.Module(statements, []), file, "exec")
 
 
 # `%time`, `!ls`, `files = !ls`, `?x`, `x.shape?`

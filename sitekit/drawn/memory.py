@@ -459,22 +459,29 @@ def numbers() -> dict[str, object]:
     widths = {name.key: n for name, _, n in claims() if isinstance(name, Word)}
     entry = 512 + 64
     v3 = kv_bytes(find_model("deepseek-v3"), 1)
-    return _of_log() | {
-        "v3_bytes": v3,
-        "with_draft": v3 + 2 * entry,
-        "draft_share": 2 * entry / v3,
-        "sequence": size(sequence),
-        "in_gb": sequence / 1e9,
-        "times_flash": kv_bytes(find_model("llama-2-7b"), 131_072) / kv_bytes(flash, 131_072),
-        "of_mqa": 2 * 128,
-        "entry": entry,
-        "lite": 2 * 16 * 128 / entry,
-        "llama": 2 * 32 * 128 / entry,
-        "v3": widths["mha"],
-        "weights": kv_memory.weight_bytes(llama) / GIB,
-        "sequences": 60 * GIB // kv_bytes(llama, 16_384),
-        "states_of_k3": kv_memory.state_bytes(find_model("kimi-k3")) / 2**20,
-        "states": kv_memory.state_bytes(states) / 2**20,
-        "six_bits": widths["six"],
-        "architecture": widths["architecture"],
-    }
+    first = {"gemma_27b": "gemma-3-27b", "llama_70b": "llama-3.1-70b"}
+    first |= {"gemma_9b": "gemma-2-9b", "llama_8b": "llama-3.1-8b"}
+    per_token = {name: size(kv_bytes(find_model(id), 1)) for name, id in first.items()}
+    return (
+        _of_log()
+        | per_token
+        | {
+            "v3_bytes": v3,
+            "with_draft": v3 + 2 * entry,
+            "draft_share": 2 * entry / v3,
+            "sequence": size(sequence),
+            "in_gb": sequence / 1e9,
+            "times_flash": kv_bytes(find_model("llama-2-7b"), 131_072) / kv_bytes(flash, 131_072),
+            "of_mqa": 2 * 128,
+            "entry": entry,
+            "lite": 2 * 16 * 128 / entry,
+            "llama": 2 * 32 * 128 / entry,
+            "v3": widths["mha"],
+            "weights": kv_memory.weight_bytes(llama) / GIB,
+            "sequences": 60 * GIB // kv_bytes(llama, 16_384),
+            "states_of_k3": kv_memory.state_bytes(find_model("kimi-k3")) / 2**20,
+            "states": kv_memory.state_bytes(states) / 2**20,
+            "six_bits": widths["six"],
+            "architecture": widths["architecture"],
+        }
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from sitekit.search import in_line
 
-UNREAD = "svg", "script", "form", "select", "noscript", "figcaption"
+UNREAD = "svg", "script", "form", "label", "select", "noscript", "figcaption"
 AROUND = {
     "li": ("\n- ", ""),
     "p": ("", "\n"),

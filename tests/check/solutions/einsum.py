@@ -1,7 +1,8 @@
 """All exercises, otherwise than in this package: by einsum, with the heads kept
 as an axis.
 
-Tests plant mistakes in these lines.
+Tests plant mistakes in these lines. Pages print them as solutions, each with
+what it uses.
 """
 
 import math

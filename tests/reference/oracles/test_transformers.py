@@ -330,12 +330,25 @@ def test_positions_of_an_image_are_those_that_the_page_says():
     positions, delta = qwen3_vl.Qwen3VLModel.get_rope_index(
         asked, types, types, image_grid_thw=grid
     )
-    start, rest = [0, 1, 2, 3], [7, 8]
-    assert positions[:, 0].tolist() == [
-        [*start, 4, 4, 4, 4, 4, 4, *rest],
-        [*start, 4, 4, 4, 5, 5, 5, *rest],
-        [*start, 4, 5, 6, 4, 5, 6, *rest],
-    ]
+    # --8<-- [start:places]
+    import torch
+
+    def image_places(before, rows, columns, after):
+        """(3, T): time, row and column of text, one image, text again."""
+        sides = torch.arange(rows), torch.arange(columns)
+        r, c = torch.meshgrid(*sides, indexing="ij")
+        image = before + torch.stack((0 * r, r, c)).flatten(1)
+        on = before + max(rows, columns)  # where the text goes on
+        first = torch.arange(before).expand(3, -1)
+        last = torch.arange(on, on + after).expand(3, -1)
+        return torch.cat((first, image, last), dim=1)
+
+    time, row, column = image_places(4, 2, 3, 2).tolist()
+    assert time == [0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 7, 8]
+    assert row == [0, 1, 2, 3, 4, 4, 4, 5, 5, 5, 7, 8]
+    assert column == [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
+    # --8<-- [end:places]
+    assert positions[:, 0].tolist() == [time, row, column]
     assert delta.item() == -3 and types.shape[1] + delta.item() == 9
     places = positions.expand(3, 3, 12) + 2900  # after as much text
     for theirs_of, config_of, axes in (
