@@ -733,7 +733,8 @@ def split_heads(p):
 
     def on_ranks(x, q, k, v, o, d_out):
         def work(group):
-            cuts = (tp.rows, 8), (tp.rows, 2), (tp.rows, 2), (tp.columns, 8)
+            some = partial(tp.rows, copied=True)
+            cuts = (tp.rows, 8), (some, 2), (some, 2), (tp.columns, 8)
             parts = [
                 cut(w, n, group)
                 for w, (cut, n) in zip((q, k, v, o), cuts, strict=True)

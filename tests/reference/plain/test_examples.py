@@ -634,9 +634,9 @@ def test_tensor_parallel():
     q, k, v, o = (p.detach() for p in layer.parameters())
 
     def heads_on(group):
-        some = [tp.rows(w, K, group) for w, K in ((q, 8), (k, 2), (v, 2))]
-        out = tp.gqa(x, *some, tp.columns(o, 8, group), 8, group)
-        return out, some[1]
+        keys, values = (tp.rows(w, 2, group, copied=True) for w in (k, v))
+        queries, outputs = tp.rows(q, 8, group), tp.columns(o, 8, group)
+        return tp.gqa(x, queries, keys, values, outputs, 8, group), keys
 
     outs, keys = zip(*on_threads(heads_on, 4), strict=True)
     torch.testing.assert_close(outs[3], layer(x))
