@@ -137,16 +137,27 @@ def relay_sent(
 
 
 def decode_sent(
-    *, ranks: int, n_heads: int, v_head_dim: int, batch: int = 1, size: int = 4
+    *,
+    ranks: int,
+    n_heads: int,
+    v_head_dim: int,
+    batch: int = 1,
+    size: int = 4,
+    own_heads: bool = False,
 ) -> int:
     """Bytes per step if tokens are split: outputs and log-sum-exps.
+
+    With `own_heads`, each rank gets only the heads that it goes on with.
 
     Examples:
         >>> decode_sent(ranks=8, n_heads=32, v_head_dim=128)
         115584
+        >>> decode_sent(ranks=8, n_heads=32, v_head_dim=128, own_heads=True)
+        14448
     """
     check_sizes(ranks=ranks, n_heads=n_heads, v_head_dim=v_head_dim)
-    return (ranks - 1) * batch * n_heads * (v_head_dim + 1) * size
+    heads = ceil(Fraction(n_heads, ranks)) if own_heads else n_heads
+    return (ranks - 1) * batch * heads * (v_head_dim + 1) * size
 
 
 def group_sent(

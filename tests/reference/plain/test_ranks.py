@@ -541,7 +541,11 @@ def decoded(group):
     mine = slice(group.rank, None, group.size)  # token p: rank p mod n
     part = attnref.flash_lse(3 * q, k[:, :, mine], v[:, :, mine])
     outs, lses = (group.gather(x) for x in part)
-    return merge(outs.unbind(), lses.unbind())[0], group.sent
+    whole, sent = merge(outs.unbind(), lses.unbind())[0], group.sent
+    # As engines do it: to each rank only the heads that it goes on with.
+    own = (x.unflatten(1, (group.size, -1)).movedim(1, 0) for x in part)
+    outs, lses = (group.swap(x).unbind() for x in own)
+    return whole, sent, merge(outs, lses)[0], group.sent - sent
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
@@ -549,9 +553,12 @@ def test_a_decode_step_with_split_tokens_is_one_of_all(n):
     q, k, v = draw((B, H, 1, D), (B, K, 11, D), (B, K, 11, DV))
     want = F.scaled_dot_product_attention(3 * q, k, v, enable_gqa=True)
     sizes = {"n_heads": H, "v_head_dim": DV, "batch": B, "size": 8}
-    for out, sent in on_threads(decoded, n):
+    results = on_threads(decoded, n)
+    for r, (out, sent, mine, less) in enumerate(results):
         assert_close(out, want, rtol=1e-12, atol=1e-12)
+        assert_close(mine, want.chunk(n, dim=1)[r], rtol=1e-12, atol=1e-12)
         assert sent == numbers.decode_sent(ranks=n, **sizes)
+        assert less == numbers.decode_sent(ranks=n, own_heads=True, **sizes)
 
 
 # What goes wrong is said, and nobody waits in vain.
