@@ -33,11 +33,11 @@ CHECK = Text(
     "[Download the file](files:exercises/{name}.py) and fill it in: "
     "`attnref check {name} {name}.py` [checks it]({check}) and compares it "
     "with [{n} known mistakes]({mistakes}). "
-    "A solution: [`{file}`]({solution}){aside}.",
+    "A solution: {solution}{aside}.",
     "[下载这个文件](files:exercises/{name}.py)，填好之后，"
     "`attnref check {name} {name}.py` 会[检查]({check})它，并与 "
     "[{n} 个已知错误]({mistakes})逐一对照。"
-    "正确的代码：[`{file}`]({solution}){aside}。",
+    "正确的代码：{solution}{aside}。",
 )
 ROTATES = Text(", with RoPE", "（带 RoPE）")
 
@@ -87,15 +87,16 @@ def _exercise(name: str, markdown: str, page: str, language: str) -> Iterator[st
         yield from (f"        - {getattr(hint, language)}" for hint in hints)
         yield ""
     counts = _mistake_counts(name)
-    stem, id, file = _solution(name, markdown, page)
+    solutions = [_solution(x, markdown, page) for x in _modules(name)]
+    links = (f"[`{file}`]({link(stem) if stem else ''}#{id})" for stem, id, file in solutions)
+    file = solutions[0][2]
     rotates = file == "gqa.py" and "theta" not in TASKS[name].signatures[0]
     yield getattr(CHECK, language).format(
         name=name,
         check=link("mistakes/check"),
         n=counts.total(),
         mistakes=link(counts.most_common(1)[0][0]),
-        file=file,
-        solution=f"{link(stem) if stem else ''}#{id}",
+        solution=(", " if language == "en" else "、").join(links),
         aside=getattr(ROTATES, language) if rotates else "",
     )
     yield ""
@@ -152,18 +153,30 @@ def module_of(name: str) -> str:
     return module
 
 
-def _solution(name: str, markdown: str, page: str) -> tuple[str, str, str]:
+def _modules(name: str) -> list[str]:
+    """The modules that do what an exercise asks for: of several functions, the
+    plain form of each, if each has one."""
+    runs = {module for form in EXERCISES[name].forms for module in form.modules}
+    modules = [f"plain.{function}" for function in TASKS[name].names]
+    return modules if {*modules} <= runs else [module_of(name)]
+
+
+def _solution(module: str, markdown: str, page: str) -> tuple[str, str, str]:
     """Where a solution stands: page ("" for this one), id of its section,
     file."""
-    file = module_of(name).replace(".", "/")
+    file = module.replace(".", "/")
     if block := _first({file}, markdown):
         return "", *block
-    for path in pages.markdown_files("en"):
-        stem = pages.stem_of(path)
-        subject = stem.rpartition("/")[2].replace("-", "_")
-        if subject == file.rpartition("/")[2] and (block := _first({file}, pages.body_of(path))):
+    stems = {pages.stem_of(path): path for path in pages.markdown_files("en")}
+    subject = file.rpartition("/")[2]
+
+    def other(stem: str) -> bool:
+        return stem.rpartition("/")[2].replace("-", "_") != subject
+
+    for stem in sorted(stems, key=other):  # the page of this name comes first
+        if block := _first({file}, pages.body_of(stems[stem])):
             return stem, *block
-    raise BuildError(f"{page}: no page shows a solution of {name}")
+    raise BuildError(f"{page}: no page shows {file}.py, a solution")
 
 
 def _first(modules: set[str], markdown: str) -> tuple[str, str] | None:
