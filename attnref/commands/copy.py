@@ -321,6 +321,14 @@ def names_for(words: Iterable[str]) -> list[str]:
         is_file = path.endswith(".py") or folders.intersection(parents[-1:])
         known = by_name | by_file if is_file else by_file | by_name
         if stem not in known:
+            if stem in plain():
+                raise ValueError(
+                    message(
+                        "{!r} is a plain form: copy it without --full and "
+                        "--folder",
+                        word,
+                    )
+                )
             texts = {n: n if n in by_file else known[n][0] for n in known}
             end = hint(stem, texts) or message("; --list prints all names")
             raise ValueError(message("there is no {!r}", word) + end)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from attnref.numbers.kv_memory import (
 from attnref.numbers.shapes import (
     Chunked,
     Compressed,
+    Full,
     Group,
     Mla,
     Model,
@@ -239,6 +241,7 @@ def report(model: Model, use: Use, language: str) -> dict[str, Any]:
         **source_report(model),
         **kernel_report(model, use),
         **link_report(model, use),
+        **split_report(model, use),
         **sent_report(model, use),
         **weights,
         **budget_report(model, use, weights.get("weight_bytes", 0)),
@@ -325,6 +328,24 @@ def link_report(model: Model, use: Use) -> dict[str, Any]:
             t: float(kv_bytes(model, t, **alone) / use.link) for t in use.tokens
         }
     }
+
+
+def split_report(model: Model, use: Use) -> dict[str, Any]:
+    """Over how many devices engines split the heads, if not over these: they
+    divide the query heads, and divide the key/value heads or are divided."""
+    groups = [g for g in model.groups if not isinstance(g, Recurrent)]
+    counts = [
+        (g.q_heads or 0, g.kv_heads if isinstance(g, Full) else 1)
+        for g in groups
+    ]
+
+    def fits(n: int) -> bool:
+        return all(q % n == 0 and (k % n == 0 or n % k == 0) for q, k in counts)
+
+    if not counts or fits(use.head_ranks):
+        return {}
+    most = max(chain.from_iterable(counts))
+    return {"head_ranks": [n for n in range(1, most + 1) if fits(n)]}
 
 
 def sent_report(model: Model, use: Use) -> dict[str, Any]:
@@ -482,6 +503,9 @@ def describe_one(row: dict[str, Any], say: Say) -> str:
     if copies := row["replicated"].items():
         times = [say("kv times", name=name, n=n) for name, n in copies]
         lines.append(say("kv replicated", times=say("and").join(times)))
+    if fits := row.get("head_ranks"):
+        text = say("and").join(map(str, fits))
+        lines.append(say("kv whole", fits=text, ranks=row["ranks"]))
     if sent := row.get("sent_bytes"):
         ways = [say(f"kv {way}", size=size(n)) for way, n in sent.items()]
         split = say("and").join(ways)

@@ -44,6 +44,7 @@ from attnref.judge.exercises import (
     floats_of,
     map_floats,
     properties_of,
+    ranks_of,
 )
 from attnref.judge.forms import Form, one_thread
 from attnref.judge.gradients import backward
@@ -959,7 +960,8 @@ def find_stage(
     """The stage where a solution that fails these properties goes wrong; for a
     wrong scale also how many times the right one it is."""
     if {*properties} == {"gradients"}:
-        return "ranks" if "group" in arguments(name) else "gradients", 0
+        on_ranks = "group" in arguments(name)
+        return (stage_backward(name, answers) if on_ranks else "gradients"), 0
     _, _, stages, right = answer_key(name)
     probes = probes_of(name)
     start = len(probes) - len(stages)
@@ -1000,7 +1002,33 @@ def find_stage(
         return "lse", 0
     if wrong and all(probes[n].inputs.get("mask") is not None for n in wrong):
         return "masked", 0
+    for word in ("sinks", "first"):
+        if wrong and all(word in probes[n].inputs for n in wrong):
+            return f"with_{word}", 0
     return ("tiles" if wrong and name == "flash" else "unclear"), 0
+
+
+def stage_backward(name: str, answers: Sequence[Answer]) -> str:
+    """What is wrong with gradients on several ranks, if no output is."""
+    probes, right = answer_key(name).probes, answer_key(name).answers
+    wrong = [
+        (ranks_of(probe.inputs), answer.outputs, expected.outputs)
+        for probe, answer, expected in zip(probes, answers, right, strict=False)
+        if probe.prop == "gradients"
+        and fault(probe, answer, expected)[1] is not None
+    ]
+    if any(n == 1 for n, *_ in wrong):
+        return "alone_backward"
+    if all(
+        outputs
+        and all(
+            difference(x, y)[1] is None or difference(x, n * y)[1] is None
+            for x, y in zip(outputs, expected, strict=True)
+        )
+        for n, outputs, expected in wrong
+    ):
+        return "summed"
+    return "ranks"
 
 
 def _scale_factor(value: Tensor, actual: Tensor, expected: Tensor) -> float:
@@ -1129,20 +1157,26 @@ def _program_of_ranks(name: str, n: int, answer: Answer, file: str) -> str:
         names = [f"d{word}" for word in floats_of(probe.inputs)]
     if len(right.outputs) != len(names):  # of two halves
         return ""
-    call = f'{", ".join(names)} = run_on_ranks("{name}", {n}, globals())'
+    call = f'run_on_ranks("{name}", {n}, globals(), inputs)'
+    call = f"{', '.join(names)} = {call}"
     if len(names) == 1:
         call = call.replace("out", "(out,)")
     end = [f"# it raises {answer.error.en}"[:80]] if answer.error else []
     lines = end or lines_of_wrong_tensor(names, answer.outputs, right.outputs)
     head = Program(name, n, {}, file).head
-    head.append("from attnref.judge.checker import run_on_ranks")
-    return "\n".join([*head, "", call, *lines])
+    head.append("from attnref.judge.checker import inputs_at, run_on_ranks")
+    start = f'inputs = inputs_at("{name}", {n})'
+    shown = "positions" if "positions" in probe.inputs else "ranks"
+    show = f'print("{shown}:", inputs["{shown}"])'
+    return "\n".join([*head, "", start, show, call, *lines])
 
 
-def run_on_ranks(name: str, n: int, solution: object) -> Outputs:
+def run_on_ranks(
+    name: str, n: int, solution: object, inputs: Inputs
+) -> Outputs:
     """The outputs of all ranks for a probe, joined, or their gradients."""
     drive = answer_key(name).probes[n].drive
-    return drive(Solution(name, solution), inputs_at(name, n))
+    return drive(Solution(name, solution), inputs)
 
 
 def _first_wrong_call(

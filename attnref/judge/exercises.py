@@ -176,8 +176,12 @@ class Probe(NamedTuple):
     @property
     def sizes(self) -> str:
         """The inputs in one line: `x (3, 5, 12), n_heads=6, float64`."""
-        words = []
-        for name, value in self.inputs.items():
+        words, inputs = [], self.inputs
+        if "positions" in inputs and inputs["positions"].dim() == 3:
+            parts = cut_tokens(inputs, 0)
+            inputs = {name: parts[name] for name in inputs}
+            inputs["ranks"] = ranks_of(self.inputs)
+        for name, value in inputs.items():
             if isinstance(value, Tensor):
                 words.append(f"{name} {tuple(value.shape)}")
             elif isinstance(value, list):
@@ -1690,6 +1694,12 @@ HEADS_SPLIT = Split(
 )
 
 
+def ranks_of(inputs: Inputs) -> int:
+    """How many ranks the inputs of a probe are for."""
+    split = TOKENS_SPLIT if "positions" in inputs else HEADS_SPLIT
+    return split.size(inputs)
+
+
 def call_on_ranks(split: Split, function: str = "") -> Drive:
     """The outputs of all ranks, joined."""
 
@@ -1817,6 +1827,11 @@ def add_text_probes(add: Probes, draw: Draw, heads: Sequence[int]) -> None:
     ):
         inputs = text_on_ranks(draw, places(n, T, how), 3, H, K, 4, 3)
         add("same", add_digits(inputs))
+    # Ranks that have only pads, and one row with only pads on one rank.
+    some = places(3, 6).repeat(3, 1, 1)
+    some[1, 2] = -1
+    for positions in (places(3, 1), some):
+        add("same", text_on_ranks(draw, positions, 3, H, heads[0], 4, 3))
     shuffled = torch.randperm(12, generator=draw.generator).view(1, 4, 3)
     base = text_on_ranks(draw, shuffled, 3, H, heads[0], 4, 3)
     add("same", base)
@@ -1825,7 +1840,7 @@ def add_text_probes(add: Probes, draw: Draw, heads: Sequence[int]) -> None:
     rows = function_of(drive, "q", "k", "v", "positions")
     add.from_page("rows", base, rows)
     slopes = gradients_on_ranks(TOKENS_SPLIT, name)
-    for n, K in ((4, heads[0]), (3, heads[-1])):
+    for n, K in ((1, heads[0]), (4, heads[0]), (3, heads[-1])):
         mild = text_on_ranks(draw, places(n, 4 * n), 2, H, K, 4, 3, limit=4)
         add("gradients", mild, drive=slopes)
     add.dtypes(
@@ -1837,7 +1852,7 @@ def ring_attention_probes() -> list[Probe]:
     draw, add = Draw(19), Probes(call_on_ranks(TOKENS_SPLIT))
     add_text_probes(add, draw, (4, 2))
     slopes = gradients_on_ranks(TOKENS_SPLIT)
-    for n, T in ((2, 8), (4, 17)):
+    for n, T in ((1, 5), (2, 8), (4, 17)):
         text = text_on_ranks(draw, places(n, T), 3, 4, 2, 4, 3, limit=6)
         t = torch.arange(T)
         ends = torch.tensor([[3], [T // 2], [T - 2]])

@@ -45,9 +45,9 @@ def ring_sent(
     return Sent(keys + shapes_sent(ranks), keys + home)
 
 
-def shapes_sent(ranks: int) -> int:
-    """Of three tensors, four axes and the size of an element."""
-    return (ranks - 1) * 3 * 5 * 8
+def shapes_sent(ranks: int, tensors: int = 3) -> int:
+    """Of each tensor, four axes and the size of an element."""
+    return (ranks - 1) * tensors * 5 * 8
 
 
 def ulysses_sent(
@@ -126,27 +126,38 @@ def relay_sent(
 
     Examples:
         >>> sizes = dict(heads=32, key_dim=128, value_dim=128)
-        >>> relay_sent(ranks=8, **sizes).forward
-        2097152
+        >>> relay_sent(ranks=8, **sizes)
+        Sent(forward=2097712, backward=2097152)
     """
     check_sizes(ranks=ranks, heads=heads)
     rows = batch * heads * key_dim * size
     pairs = ((ranks - 1).bit_length() + 1) * rows * (key_dim + value_dim)
     state = (pairs if scan else rows * value_dim) if ranks > 1 else 0
-    return Sent(state, state)
+    return Sent(state + shapes_sent(ranks, 2), state)
 
 
 def decode_sent(
-    *, ranks: int, n_heads: int, v_head_dim: int, batch: int = 1, size: int = 4
+    *,
+    ranks: int,
+    n_heads: int,
+    v_head_dim: int,
+    batch: int = 1,
+    size: int = 4,
+    own_heads: bool = False,
 ) -> int:
     """Bytes per step if tokens are split: outputs and log-sum-exps.
+
+    With `own_heads`, each rank gets only the heads that it goes on with.
 
     Examples:
         >>> decode_sent(ranks=8, n_heads=32, v_head_dim=128)
         115584
+        >>> decode_sent(ranks=8, n_heads=32, v_head_dim=128, own_heads=True)
+        14448
     """
     check_sizes(ranks=ranks, n_heads=n_heads, v_head_dim=v_head_dim)
-    return (ranks - 1) * batch * n_heads * (v_head_dim + 1) * size
+    heads = ceil(Fraction(n_heads, ranks)) if own_heads else n_heads
+    return (ranks - 1) * batch * heads * (v_head_dim + 1) * size
 
 
 def group_sent(

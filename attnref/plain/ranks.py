@@ -48,15 +48,17 @@ class Processes:
         jobs = [dist.P2POp(dist.isend, x, r, self.group) for r, x in out]
         jobs += [dist.P2POp(dist.irecv, x, r, self.group) for r, x in into]
         jobs = dist.batch_isend_irecv(jobs) if jobs else []
+        peers = [r for r, _ in [*out, *into]]
+        if len(jobs) < len(peers):  # NCCL: one job for all
+            peers = [sorted({*peers})]
 
         def wait():
-            try:
-                for job in jobs:
+            for job, peer in zip(jobs, peers, strict=True):
+                try:
                     job.wait()
-            except RuntimeError as error:
-                peers = sorted({r for r, _ in [*out, *into]})
-                text = f"rank {me} got no answer from ranks {peers}"
-                raise RuntimeError(text) from error
+                except RuntimeError as error:
+                    text = f"rank {me} got no answer from rank {peer}"
+                    raise RuntimeError(text) from error
 
         return wait
 

@@ -87,6 +87,7 @@ def relay(recurrence, q, k, v, *gates, group, first=None, scan=False):
     state[..., Dv:] = torch.eye(D, dtype=wide, device=v.device)
     reads, end = recurrence(q, k, F.pad(v, (0, D)), *gates, state)
     A, B = end[..., Dv:], end[..., :Dv]
+    group.check(A, B)  # NCCL: all ranks take part in the first message
     if scan:
         before = prefix(A, B, group)
     else:

@@ -26,7 +26,12 @@ def join(parts, placed):
 
 def causal(i, j):
     """Which keys at positions j the queries at i see."""
-    return (j >= 0) & (j <= i)
+    return j <= i
+
+
+def visible(rule, i, j):
+    """The same for i and j of all rows (B, T); a pad is seen by no query."""
+    return rule(i[:, :, None], j[:, None]) & (j >= 0)[:, None]
 
 
 def weights(q, k, lse, keep):
@@ -51,9 +56,9 @@ class Ring(torch.autograd.Function):
         keys = [k, v, positions]
         for step in range(group.size):
             last = step == group.size - 1
-            arriving = None if last else group.shift(keys)  # while we compute
             k_now, v_now, j = keys
-            keep = rule(positions[:, :, None], j[:, None])
+            arriving = None if last else group.shift(keys)  # while we compute
+            keep = visible(rule, positions, j)
             if keep.any():
                 keep = keep.repeat(1, G, 1)[:, None]
                 part, more = weights(q, k_now.to(wide), None, keep)
@@ -77,9 +82,9 @@ class Ring(torch.autograd.Function):
         keys = [k, v, positions]
         for step in range(group.size):
             last = step == group.size - 1
-            arriving = None if last else group.shift(keys)
             k_now, v_now, j = keys
-            keep = ctx.rule(positions[:, :, None], j[:, None])
+            arriving = None if last else group.shift(keys)
+            keep = visible(ctx.rule, positions, j)
             if keep.any():
                 keep = keep.repeat(1, G, 1)[:, None]
                 p, _ = weights(q, k_now.to(wide), lse, keep)
@@ -98,8 +103,10 @@ class Ring(torch.autograd.Function):
 def ring_attention(q, k, v, positions, group, rule=causal, sinks=None):
     """Attention of the queries of this rank to the keys of all ranks.
 
-    q (B, H, T, D) and k, v (B, K, T, D) are of T tokens at positions (B, T),
-    or (T,); -1 = a pad. RoPE was applied there. sinks (H,) count once.
+    q (B, H, T, D) and k, v (B, K, T, D), after RoPE, are of T tokens at
+    positions (B, T), or (T,), in the whole text; -1 = a pad, whose key no query
+    sees. rule(i, j) gets (B, T, 1) and (B, 1, T). sinks (H,) count once; each
+    rank gets the gradient of its own queries for them: sum it over the ranks.
     """
     group.check(q, k, v)
     B, H, T, D = q.shape

@@ -32,13 +32,14 @@ class Leave(torch.autograd.Function):
         return grad, None
 
 
-def rows(w, heads, group):
+def rows(w, heads, group, copied=False):
     """The rows of w (heads * D, E) that make the heads of this rank.
 
-    Fewer heads than ranks: several ranks hold the same one.
+    copied, for keys and values: of fewer heads than ranks, several ranks hold
+    the same one. A query head on two ranks would count twice in the output.
     """
     n, r = group.size, group.rank
-    if heads % n and n % heads:
+    if heads % n and not (copied and n % heads == 0):
         raise ValueError(f"{heads} heads cannot be split over {n} ranks")
     first, count = r * heads // n, max(1, heads // n)
     return w.unflatten(0, (heads, -1))[first : first + count].flatten(0, 1)

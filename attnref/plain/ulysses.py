@@ -35,12 +35,13 @@ def to_tokens(x, group):
 
 def causal(i, j):
     """Which keys at positions j the queries at i see."""
-    return (j >= 0) & (j <= i)
+    return j <= i
 
 
 def attend(q, k, v, positions, rule=causal):
-    """Attention on one device, to tokens in any order."""
-    keep = rule(positions[:, :, None], positions[:, None])[:, None]
+    """Attention on one device, to tokens in any order; -1 = a pad."""
+    keep = rule(positions[:, :, None], positions[:, None])
+    keep = (keep & (positions >= 0)[:, None])[:, None]
     return F.scaled_dot_product_attention(q, k, v, keep, enable_gqa=True)
 
 

@@ -73,8 +73,12 @@ def numbers() -> dict[str, Any]:
     rows = TOKENS // RANKS
     places = (RANKS - 1) * 8 * rows + shapes_sent(RANKS)
     return {
+        "tokens": TOKENS,
+        "ranks": RANKS,
         "ring": ring(RANKS).forward / 1e6,
         "backward": ring(RANKS).backward / ring(RANKS).forward,
+        "backward_of_two": ring(2).backward / ring(2).forward,
+        "scores": 4 * HEADS["n_heads"] * rows**2 / 1e9,  # of a step, in float32
         "ulysses": ulysses(RANKS).forward / 1e6,
         "heads": heads(TOKENS, RANKS).forward / 1e6,
         "latents": (ring(RANKS, TOKENS, LATENT).forward - places) / 1e6,

@@ -108,7 +108,7 @@ def fits() -> Iterator[Row]:
         yield row
 
 
-SPLIT_MODELS = "llama-2-7b llama-3.1-8b qwen3-235b falcon-7b deepseek-v3"
+SPLIT_MODELS = "llama-2-7b llama-3.1-8b llama-3.1-70b qwen3-235b falcon-7b deepseek-v3"
 
 
 def turn() -> Iterator[Row]:

@@ -57,6 +57,10 @@ def _text(n: int) -> Inputs:
     return text_on_ranks(Draw(1), places(n, TOKENS), 1, HEADS, KEY_HEADS, 4, 4)
 
 
+def _ring(n: int) -> Inputs:
+    return _text(n) | {"sinks": torch.ones(HEADS).double()}
+
+
 def _layer(n: int) -> Inputs:
     draw = Draw(1)
     inputs: Inputs = {"x": draw(1, TOKENS, 6)}
@@ -96,7 +100,7 @@ def _subjects() -> dict[str, Subject]:
     heads = _exercise("split_heads", HEADS_SPLIT, "tensor_parallel")
     relay = _relayed, partial(_relayed, gradients=True)
     return {
-        "plain.ring_attention": Subject(*ring, _text, ("k", "v"), 2, zigzag),
+        "plain.ring_attention": Subject(*ring, _ring, ("k", "v"), 2, zigzag),
         "plain.ulysses": Subject(*ulysses, _text, ("k", "v"), 2, zigzag),
         "plain.tensor_parallel": Subject(*heads, _layer, ("x",), -2, whole),
         "plain.relay": Subject(*relay, _recurrence, ("v",), 2, [0, 1, 2, 3]),

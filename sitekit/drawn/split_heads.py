@@ -1,7 +1,7 @@
 """Heads over devices, which of them are copies, and what a device stores."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attnref.numbers.kv_memory import DTYPES, size, token_bytes
 from attnref.numbers.ranks import decode_sent, sum_sent
@@ -58,7 +58,7 @@ def boxes(n_heads: int, n_kv_heads: int, ranks: int) -> Ranks:
     return Ranks(*([part(heads, r) for r in range(ranks)] for heads in (n_heads, n_kv_heads)))
 
 
-MODELS = ("llama-3.1-8b", "llama-3.1-405b", "deepseek-v3")
+MODELS = ("llama-3.1-8b", "llama-3.1-70b", "deepseek-v3")
 
 
 def cached(ranks: int) -> Iterator[Row]:
@@ -75,20 +75,39 @@ def cached(ranks: int) -> Iterator[Row]:
         yield [model.name, heads, *copies, size(int(shares[2]))]
 
 
+def dcp_sent(ranks: int, batch: int, *, own_heads: bool = True, size: int = 4) -> int:
+    """DeepSeek-V3 in one layer, tokens split: queries of all heads in bfloat16, partial
+    outputs of `size` bytes, log-sum-exps, and the sum after `o_proj`."""
+    H, R = V3["n_heads"], V3["kv_lora_rank"]
+    queries: int = (ranks - 1) * batch * H // ranks * (R + V3["qk_rope_head_dim"]) * 2
+    output = sum_sent(ranks=ranks, elements=batch * V3["d_model"])
+    heads = {"ranks": ranks, "n_heads": H, "batch": batch, "size": size}
+    return queries + output + decode_sent(v_head_dim=R, own_heads=own_heads, **heads)
+
+
+def numbers() -> dict[str, Any]:
+    (large,) = find_model("llama-3.1-70b").groups
+    bytes_of = int(token_bytes(large, DTYPES["bf16"], ranks=16).first)
+    return {
+        "dcp": dcp_sent(8, 32) / 1e6,
+        "dcp_half": dcp_sent(8, 32, size=2) / 1e6,  # a reduce-scatter in bfloat16
+        "dcp_all": dcp_sent(8, 32, own_heads=False) / 1e6,
+        "grouped": bytes_of,
+        "grouped_dcp": bytes_of // 2,
+    }
+
+
 def ways(ranks: int, batch: int) -> Iterator[Row]:
     """DeepSeek-V3 in one layer: bytes per cached token and device, what a
     device sends in a decode step, and the sequences that it works on."""
-    model, H, R = find_model("deepseek-v3"), V3["n_heads"], V3["kv_lora_rank"]
-    (group,) = model.groups
+    (group,) = find_model("deepseek-v3").groups
     entry = int(token_bytes(group, DTYPES["bf16"]).first)
     rotated = 2 * V3["qk_rope_head_dim"]  # bytes of the RoPE key
     output = sum_sent(ranks=ranks, elements=batch * V3["d_model"])
-    queries = (ranks - 1) * batch * H // ranks * (R + V3["qk_rope_head_dim"]) * 2
-    merged = decode_sent(ranks=ranks, n_heads=H, v_head_dim=R, batch=batch)
     rows = {
         "tp": (entry, output),
         "dp": (entry / ranks, 0),
-        "dcp": (entry / ranks, output + queries + merged),
+        "dcp": (entry / ranks, dcp_sent(ranks, batch)),
         "tpla": ((entry - rotated) / 2 + rotated, None),
     }
     for name, (stored, sent) in rows.items():

@@ -695,7 +695,19 @@ def causal_attention(q, k, v):
     )
 
 
-def split_text(attend):
+def causal_attention_with_sinks(q, k, v, sinks):
+    """A sink is the score of a key of no value, which all queries see."""
+    k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+    k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+    later = torch.ones(16, 17, dtype=torch.bool).triu(1)
+    bias = F.pad(sinks.view(-1, 1, 1), (16, 0)).expand(-1, 16, -1)
+    later[:, 16] = False
+    return F.scaled_dot_product_attention(
+        q, k, v, bias.masked_fill(later, -torch.inf)
+    )
+
+
+def split_text(attend, *sinks):
     """Causal attention to a text that is placed in zigzag."""
 
     def arguments(p):
@@ -704,18 +716,25 @@ def split_text(attend):
         def on_ranks(*inputs):
             def work(group):
                 local = placed[group.rank]
-                *parts, d_out = (x[:, :, local] for x in inputs)
+                *parts, d_out = (
+                    x[:, :, local] if x.dim() == 4 else x for x in inputs
+                )
 
-                def run(*parts):
-                    return attend(p)(*parts, local, group)
+                def run(q, k, v, *sinks):
+                    options = dict(zip(("sinks",), sinks, strict=False))
+                    return attend(p)(q, k, v, local, group, **options)
 
                 return answers(run, parts, d_out)
 
             results = p.ranks.on_threads(work, 4)
-            return [ring.join(x, placed) for x in zip(*results, strict=True)]
+            return [
+                ring.join(x, placed) if x[0].dim() == 4 else sum(x)
+                for x in zip(*results, strict=True)
+            ]
 
         q, k, v = (tokens(3, h, 16, 8).double() for h in (4, 2, 2))
-        return on_ranks, causal_attention, 3 * q, k.flip(2), v.flip(3)
+        one = causal_attention_with_sinks if sinks else causal_attention
+        return on_ranks, one, 3 * q, k.flip(2), v.flip(3), *sinks
 
     return arguments
 
@@ -733,7 +752,8 @@ def split_heads(p):
 
     def on_ranks(x, q, k, v, o, d_out):
         def work(group):
-            cuts = (tp.rows, 8), (tp.rows, 2), (tp.rows, 2), (tp.columns, 8)
+            some = partial(tp.rows, copied=True)
+            cuts = (tp.rows, 8), (some, 2), (some, 2), (tp.columns, 8)
             parts = [
                 cut(w, n, group)
                 for w, (cut, n) in zip((q, k, v, o), cuts, strict=True)
@@ -926,6 +946,13 @@ SUITES = {
         (
             has.ranks_are_one_device,
             split_text(lambda p: p.ring_attention.ring_attention),
+        ),
+        (
+            has.ranks_are_one_device,
+            split_text(
+                lambda p: p.ring_attention.ring_attention,
+                torch.arange(-1.0, 3.0).double(),
+            ),
         ),
     ),
     "plain.ulysses": (

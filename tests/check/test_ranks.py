@@ -87,6 +87,16 @@ WANTED = "    wanted = torch.arange(H) * k.shape[1] // H"
 COPIES = "        w_k, w_v = Shared.apply(same, w_k), Shared.apply(same, w_v)\n"
 WHOLE = "    x = Shared.apply(group, x)\n"
 LCM = " * __import__('math').lcm(n, k.shape[1])"
+SUMMED = """        return group.total(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, {}
+"""
+REPEATED = (
+    "        heads = (x.repeat_interleave(groups, dim=1) for x in (k, v))"
+)
+SINK = "        lses.append(sinks.reshape(1, -1, 1).expand_as(lses[0]))\n"
 FLASH = "flash(q, *heads, mask.unsqueeze(1), tile=(99, 99))\n"
 SLIPS = {
     "ranks-mask-restarts": (ROWS, LOCAL.format("torch.arange(q.shape[2])")),
@@ -105,9 +115,28 @@ SLIPS = {
     ),
     "ranks-copies-apart": (COPIES, "        pass\n"),
     "ranks-input-gradient": (WHOLE, ""),
+    "ranks-output-gradient": (
+        SUMMED.format("grad"),
+        "        ctx.group = group\n" + SUMMED.format("ctx.group.total(grad)"),
+    ),
+    "ranks-sink-on-each": (
+        SINK,
+        f"{SINK}        outs, lses = PARTS\n".replace(
+            "PARTS",
+            "outs + outs[-1:] * (group.size - 1), "
+            "lses + lses[-1:] * (group.size - 1)",
+        ),
+    ),
+    "groups-tiled": (
+        REPEATED,
+        REPEATED.replace(
+            "repeat_interleave(groups, dim=1)", "repeat(1, groups, 1, 1)"
+        ),
+    ),
     "scale-missing": (FLASH, FLASH.replace("q,", "q * q.shape[3] ** 0.5,")),
 }
 SPLIT = "ulysses-heads-tiled", "ranks-copies-apart", "ranks-input-gradient"
+SPLIT += ("ranks-output-gradient",)
 
 
 def slip(id):
@@ -135,6 +164,89 @@ def test_a_mistake_is_named_in_another_form(id):
     assert catalogue()[id].title.zh in report.text(language="zh")
     if id == "ranks-gradients-stay":
         assert "must be sent back" in report.as_json()["hint"]
+
+
+class Twice(torch.autograd.Function):
+    """A gradient that is summed over the ranks, as the check does again."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.group.total(grad), None
+
+
+class Louder(torch.autograd.Function):
+    """A gradient that is wrong on any number of ranks."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad
+
+
+def changed(change):
+    """The right solution, called with other inputs."""
+
+    def ring_attention(q, k, v, positions, group, first=None, sinks=None):
+        args = change(q, k, v, positions, group, first, sinks)
+        return fused.ring_attention(*args)
+
+    return ring_attention
+
+
+def summed(q, k, v, positions, group, first, sinks):
+    sinks = None if sinks is None else Twice.apply(sinks, group)
+    return q, k, v, positions, group, first, sinks
+
+
+def louder(q, k, v, positions, group, first, sinks):
+    return q, Louder.apply(k), v, positions, group, first, sinks
+
+
+def halved(q, k, v, positions, group, first, sinks):
+    sinks = None if sinks is None else sinks / 2
+    return q, k, v, positions, group, first, sinks
+
+
+def earlier(q, k, v, positions, group, first, sinks):
+    first = None if first is None else first - 1
+    return q, k, v, positions, group, first, sinks
+
+
+HINTS = {
+    summed: "gradients are n times too large on n ranks",
+    louder: "a gradient is wrong on a single rank, too",
+    halved: "look at how the sinks are added",
+    earlier: "look at first. Where it is not given",
+}
+
+
+@pytest.mark.parametrize("change", HINTS, ids=lambda x: x.__name__)
+def test_a_hint_says_what_is_wrong_on_ranks(change):
+    report = check("ring_attention", changed(change))
+    assert HINTS[change] in report.as_json()["hint"], str(report)
+    assert report.text(language="zh") != str(report)
+
+
+def test_a_rank_that_does_not_send_pads_is_noticed():
+    """In training this is a short last batch, in which a rank has none."""
+
+    def ring_attention(q, k, v, positions, group, first=None, sinks=None):
+        out = fused.ring_attention(q, k, v, positions, group, first, sinks)
+        if (positions >= 0).any():
+            group.gather(positions)
+        return out
+
+    (verdict,) = check("ring_attention", ring_attention).failures
+    assert "no rank can go on: rank 0 waits for rank" in verdict.fault.en
+    assert "positions (3, 2), ranks=3" in verdict.sizes
 
 
 @pytest.mark.audit

@@ -336,6 +336,16 @@ def test_a_file_is_printed_or_written_and_never_overwritten(tmp_path, capsys):
     assert "def sdpa" in target.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("stem", ["ring-attention", "tensor_parallel"])
+def test_a_plain_form_has_no_other_form(stem, capsys):
+    assert main(["copy", stem])
+    for option in ("--full", "--folder=x"):
+        with pytest.raises(SystemExit):
+            main(["copy", option, stem])
+        text = f"{stem!r} is a plain form: copy it without --full and --folder"
+        assert text in capsys.readouterr().err
+
+
 def test_what_is_written_is_one_thing_and_in_no_way_of_another(
     tmp_path, monkeypatch, capsys
 ):

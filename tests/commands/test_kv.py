@@ -158,6 +158,24 @@ def test_what_every_device_has_is_named():
 
 
 @pytest.mark.parametrize(
+    ("args", "fits"),
+    [
+        ("llama-3.1-70b --ranks 6", "1, 2, 4, 8, 16, 32, 64"),
+        ("llama-3.1-70b --ranks 16", ""),
+        ("llama-3.1-70b --ranks 6 --dp-attention", ""),
+        ("gpt2 --ranks 8", "1, 2, 3, 4, 6, 12"),
+        ("deepseek-v3 --ranks 256", "1, 2, 4, 8, 16, 32, 64, 128"),
+    ],
+)
+def test_devices_over_which_no_engine_splits_heads_are_named(args, fits):
+    lines = kv(f"--model {args}").splitlines()
+    n = args.split()[2]
+    line = f"engines split whole heads: over {fits} devices, not over {n}"
+    assert (line in lines) == bool(fits)
+    assert fits or not any("whole heads" in line for line in lines)
+
+
+@pytest.mark.parametrize(
     ("args", "ways"),
     [
         ("llama-3.1-8b", {"ring": 470_680_392, "ulysses": 294_519_624}),
@@ -170,7 +188,7 @@ def test_what_long_texts_on_several_devices_send_is_said(args, ways):
     text = f"--model {args} --ranks 8 --tokens 32K 128K"
     (row,) = json.loads(kv(f"{text} --json"))
     assert row.get("sent_bytes") == ways
-    line = "split by tokens, each device sends in a layer, for 131,072 tokens:"
+    line = "a prompt of 131,072 tokens, split over the devices: per layer, "
     assert (line in kv(text)) == bool(ways)
 
 

@@ -534,6 +534,27 @@ def test_ring_attention():
     torch.testing.assert_close(join(outs, placed), whole)
     # --8<-- [end:ring_attention]
 
+    # --8<-- [start:ring_packed]
+    from attnref.plain.sinks import attention_with_sinks
+
+    doc = torch.tensor([0] * 9 + [1] * 11)  # two documents in each row
+    sinks = torch.randn(8)
+
+    def same_document(i, j):  # (B, T, 1) and (B, 1, T)
+        return (j <= i) & (doc[i] == doc[j])
+
+    def packed_on(group):
+        local = placed[group.rank]  # in the packed text; RoPE's may restart
+        parts = [x[:, :, local] for x in (q, k, v)]
+        return ring_attention(*parts, local, group, same_document, sinks)
+
+    outs, i = on_threads(packed_on, 4), torch.arange(20)
+    heads = (x.repeat_interleave(4, dim=1) for x in (k, v))
+    mask = same_document(i[:, None], i)
+    packed = attention_with_sinks(q, *heads, sinks, mask)
+    torch.testing.assert_close(join(outs, placed), packed)
+    # --8<-- [end:ring_packed]
+
     # --8<-- [start:ring_layer]
     from copy import copy
 
@@ -578,21 +599,27 @@ def test_ring_attention():
     # --8<-- [end:hybrid]
 
     # --8<-- [start:loss]
-    logits = torch.randn(3, 20, 50)
+    weight = torch.randn(50, 64)
     tokens = torch.randint(50, (3, 21))
     labels = tokens[:, 1:].clone()  # shifted before they are split
     labels[:, :9] = -100  # the prompt is not learned: rank 0 has few labels
 
     def loss_on(group):
+        w = weight.clone().requires_grad_()  # each rank has its own copy
         local = placed[group.rank]
         real = local[local >= 0]
-        some = logits[:, real].flatten(0, 1), labels[:, real].flatten()
+        some = (x[:, real] @ w.T).flatten(0, 1), labels[:, real].flatten()
         total = F.cross_entropy(*some, reduction="sum")
-        return total / group.total((labels[:, real] >= 0).sum())
+        loss = total / group.total((labels[:, real] >= 0).sum())
+        loss.backward()
+        return loss.detach(), group.total(w.grad)  # of all tokens
 
-    losses = on_threads(loss_on, 4)  # their sum is the loss: no mean of means
-    whole = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    torch.testing.assert_close(sum(losses), whole)
+    losses, grads = zip(*on_threads(loss_on, 4), strict=True)
+    weight.requires_grad_()
+    whole = F.cross_entropy((x @ weight.T).flatten(0, 1), labels.flatten())
+    whole.backward()
+    torch.testing.assert_close(sum(losses), whole)  # no mean of means
+    torch.testing.assert_close(grads[0], weight.grad)
     # --8<-- [end:loss]
 
 
@@ -634,9 +661,9 @@ def test_tensor_parallel():
     q, k, v, o = (p.detach() for p in layer.parameters())
 
     def heads_on(group):
-        some = [tp.rows(w, K, group) for w, K in ((q, 8), (k, 2), (v, 2))]
-        out = tp.gqa(x, *some, tp.columns(o, 8, group), 8, group)
-        return out, some[1]
+        keys, values = (tp.rows(w, 2, group, copied=True) for w in (k, v))
+        queries, outputs = tp.rows(q, 8, group), tp.columns(o, 8, group)
+        return tp.gqa(x, queries, keys, values, outputs, 8, group), keys
 
     outs, keys = zip(*on_threads(heads_on, 4), strict=True)
     torch.testing.assert_close(outs[3], layer(x))
@@ -654,12 +681,14 @@ def test_split_decoding():
     from attnref.plain.merge import merge
     from attnref.plain.ranks import on_threads
 
-    q, k, v = torch.randn(3, 3, 2, 9, 16)
+    q, k, v = torch.randn(3, 3, 4, 9, 16)  # four heads
     q = q[:, :, -1:]  # one new token; nine are cached
 
     def step_on(group):
+        head = q[:, group.rank : group.rank + 1]  # if heads are split, too
+        heads = torch.cat([*group.gather(head)], dim=1)  # all are needed
         local = slice(group.rank, None, group.size)  # token p: rank p mod n
-        out, lse = flash(q, k[:, :, local], v[:, :, local])
+        out, lse = flash(heads, k[:, :, local], v[:, :, local])
         return merge([*group.gather(out)], [*group.gather(lse)])[0]
 
     whole = F.scaled_dot_product_attention(q, k, v)

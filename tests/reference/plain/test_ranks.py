@@ -1,7 +1,9 @@
 """Attention on several ranks is attention on one, to the bit on processes."""
 
 import time
+import weakref
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from attnref.plain.ring_attention import (
     join,
     place,
     ring_attention,
+    visible,
 )
 from attnref.plain.ulysses import ulysses
 from tests.kit import layers as kit
@@ -40,14 +43,17 @@ def draw(*shapes, seed=0):
 
 
 def window(i, j):
-    return causal(i, j) & (j > i - 5)
+    """As one writes it: pads, at -1, are just before the first token."""
+    return (j <= i) & (j > i - 5)
 
 
 def documents(i, j):
-    """Documents begin at 0, 3 and 11, in the last row at 0, 7 and 8."""
-    starts = torch.tensor([[3, 11], [3, 11], [7, 8]])[:, None, None]
-    i_doc, j_doc = ((x[..., None] >= starts).sum(-1) for x in (i, j))
-    return causal(i, j) & (i_doc == j_doc)
+    """Documents begin at 0, 3 and 11, in the last row at 0, 7 and 8. Pads, at
+    -1, get the number of the last one, as in PyTorch's indexing."""
+    starts = torch.tensor([[3, 11], [3, 11], [7, 8]])[..., None]
+    ids = (torch.arange(32) >= starts).sum(1)
+    rows = torch.arange(B)[:, None, None]
+    return (j <= i) & (ids[rows, i] == ids[rows, j])
 
 
 def whole_text(T, K=K):
@@ -75,6 +81,7 @@ def on_one(T, rule, K=K):
     *qkv, dout, sinks = whole_text(T, K)
     positions = with_pads(torch.arange(T))
     keep = rule(positions[:, :, None], positions[:, None])
+    keep &= (positions >= 0)[:, None]  # no query sees a pad
     keep = F.pad(keep, (0, 1), value=True)[:, None]  # B, 1, T, T + 1
 
     def attention(q, k, v, sinks):
@@ -225,6 +232,45 @@ def test_bytes_of_attention_are_those_of_the_formula(n):
                 assert sent == [want.forward, want.backward]
 
 
+def most_buffers(group):
+    """How many tensors of keys that a rank receives into exist at once."""
+    q, k, v = draw((B, H, 20, D), (B, K, 20, D), (B, K, 20, DV))
+    parts = [x[:, :, group.rank :: group.size] for x in (q, k, v)]
+    start, held, most = group.start, [], []
+
+    def watch(out, into):
+        got = [x for _, x in into if x.shape == parts[1].shape]
+        held.extend(map(weakref.ref, got))
+        most.append(sum(x() is not None for x in held))
+        return start(out, into)
+
+    group.start = watch
+    at = torch.arange(group.rank, 20, group.size)
+    with torch.no_grad():
+        ring_attention(*parts, at, group)
+    return max(most)
+
+
+def test_a_rank_stores_the_keys_that_it_reads_and_those_that_arrive():
+    """And its own: three in all, however many ranks there are."""
+    assert on_threads(most_buffers, 5) == [2] * 5
+
+
+def test_a_kernel_without_positions_computes_zigzag_in_three_calls():
+    """All queries and the first half of earlier keys, the second half and all
+    later keys, and a causal square of its own."""
+    held, t = place(24, 4)[:, None], 6
+    for r, s in product(range(4), repeat=2):
+        call = torch.zeros(t, t, dtype=torch.bool)
+        if s == r:
+            call |= torch.ones_like(call).tril()
+        elif s < r:
+            call[:, : t // 2] = True
+        else:
+            call[t // 2 :] = True
+        assert visible(causal, held[r], held[s])[0].equal(call)
+
+
 def plain_ulysses(group):
     """With the attention of its own file, in bfloat16, beside a ring."""
     q, k, v, dout, _ = (x.bfloat16() for x in whole_text(16))
@@ -269,7 +315,8 @@ def gqa_weights(K):
 
 def gqa_on_ranks(group, K):
     x, dout, weights = gqa_weights(K)
-    cuts = [(tp.rows, H), (tp.rows, K), (tp.rows, K), (tp.columns, H)]
+    some = partial(tp.rows, copied=True)
+    cuts = [(tp.rows, H), (some, K), (some, K), (tp.columns, H)]
     parts = [
         cut(w, heads, group)
         for w, (cut, heads) in zip(weights, cuts, strict=True)
@@ -313,11 +360,13 @@ def test_gqa_with_its_heads_split_is_gqa(n, K):
         assert_close(dx, x.grad, rtol=1e-12, atol=1e-12)
         for name, grad in zip(names, grads, strict=True):
             right = getattr(layer, name).weight.grad
-            cut = tp.columns if name == "o_proj" else tp.rows
-            heads = K if name in ("k_proj", "v_proj") else H
-            right = cut(right, heads, group)
+            copied = name in ("k_proj", "v_proj")
+            if name == "o_proj":
+                right = tp.columns(right, H, group)
+            else:
+                right = tp.rows(right, K if copied else H, group, copied)
             assert_close(grad, right, rtol=1e-12, atol=1e-12)
-        right = tp.rows(layer.k_proj.weight.grad, K, group)
+        right = tp.rows(layer.k_proj.weight.grad, K, group, copied=True)
         assert torch.allclose(one, right) == (n <= K)
         assert sent == [total.forward, total.backward]
 
@@ -454,7 +503,8 @@ def test_a_relayed_state_is_that_of_one_device(kind, scan):
         if scan:  # the ranks at the ends send less
             assert max(sent[0]) <= bytes_sent.forward
         else:
-            assert sent[0] == (*[bytes_sent.forward] * (n - 1), 0)
+            sizes = numbers.shapes_sent(n, 2)
+            assert sent[0] == (*[bytes_sent.forward] * (n - 1), sizes)
             assert sent[1] == (0, *[bytes_sent.backward] * (n - 1))
 
 
@@ -491,7 +541,11 @@ def decoded(group):
     mine = slice(group.rank, None, group.size)  # token p: rank p mod n
     part = attnref.flash_lse(3 * q, k[:, :, mine], v[:, :, mine])
     outs, lses = (group.gather(x) for x in part)
-    return merge(outs.unbind(), lses.unbind())[0], group.sent
+    whole, sent = merge(outs.unbind(), lses.unbind())[0], group.sent
+    # As engines do it: to each rank only the heads that it goes on with.
+    own = (x.unflatten(1, (group.size, -1)).movedim(1, 0) for x in part)
+    outs, lses = (group.swap(x).unbind() for x in own)
+    return whole, sent, merge(outs, lses)[0], group.sent - sent
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
@@ -499,9 +553,12 @@ def test_a_decode_step_with_split_tokens_is_one_of_all(n):
     q, k, v = draw((B, H, 1, D), (B, K, 11, D), (B, K, 11, DV))
     want = F.scaled_dot_product_attention(3 * q, k, v, enable_gqa=True)
     sizes = {"n_heads": H, "v_head_dim": DV, "batch": B, "size": 8}
-    for out, sent in on_threads(decoded, n):
+    results = on_threads(decoded, n)
+    for r, (out, sent, mine, less) in enumerate(results):
         assert_close(out, want, rtol=1e-12, atol=1e-12)
+        assert_close(mine, want.chunk(n, dim=1)[r], rtol=1e-12, atol=1e-12)
         assert sent == numbers.decode_sent(ranks=n, **sizes)
+        assert less == numbers.decode_sent(ranks=n, own_heads=True, **sizes)
 
 
 # What goes wrong is said, and nobody waits in vain.
@@ -561,7 +618,14 @@ def tail_of(B):
     return lambda group: after_tail(torch.zeros(B, 5, 4), 3, group)
 
 
-@pytest.mark.parametrize("make", [relay_of, layer_of, tail_of])
+def test_states_of_other_sizes_are_refused_on_all_ranks():
+    """Before the first of them is sent: with NCCL a group begins with a call
+    of all its ranks."""
+    with pytest.raises(ValueError, match=r"rank 1 has sizes \[2, 2, 3, 3, 4"):
+        on_threads(lambda group: relay_of(1 + min(group.rank, 1))(group), 3)
+
+
+@pytest.mark.parametrize("make", [layer_of, tail_of])
 def test_a_message_of_another_size_is_refused(make):
     """Also where it could be broadcast: rank 0 has one row or token."""
 
@@ -572,17 +636,25 @@ def test_a_message_of_another_size_is_refused(make):
         on_threads(work, 3)
 
 
-def test_heads_that_cannot_be_split_are_refused():
+@pytest.mark.parametrize("work", [gqa_on_ranks, mla_on_ranks])
+def test_query_heads_that_ranks_do_not_divide_are_refused(work):
+    """Else two ranks would compute one of them, and the output be doubled."""
+    args = (2,) if work is gqa_on_ranks else ()
+    with pytest.raises(ValueError, match="12 heads cannot be split over 24"):
+        on_threads(work, 24, *args)
+
+
+def test_key_heads_that_cannot_be_split_are_refused():
     with pytest.raises(ValueError, match="6 heads cannot be split over 4"):
-        tp.rows(torch.zeros(12, 3), 6, Rank(0, 4))
+        tp.rows(torch.zeros(12, 3), 6, Rank(0, 4), copied=True)
 
 
 def test_waiting_is_what_the_rules_count():
     for how in ("zigzag", "contiguous", "striped"):
         for T, n in ((17, 3), (32, 4), (5, 4)):
-            held = place(T, n, how)
+            held = place(T, n, how)[:, None]  # n rows
             table = [
-                [causal(held[r][:, None], held[r - step]).sum().item()
+                [visible(causal, held[r], held[r - step]).sum().item()
                  for r in range(n)]
                 for step in range(n)
             ]  # fmt: skip
@@ -623,9 +695,10 @@ def test_threads_are_processes_to_the_bit():
 @pytest.mark.audit
 @pytest.mark.parametrize("how", ["dies", "sleeps", "disagrees"])
 def test_a_process_that_fails_stops_all(how):
+    late = r"rank \d got no answer from rank 1\n"
     text = {
-        "dies": "no such file",
-        "sleeps": "got no answer from ranks",
+        "dies": f"no such file|{late}",  # whichever error comes first
+        "sleeps": late,
         "disagrees": "rank 1 has sizes",
     }
     with pytest.raises(Exception, match=text[how]):
