@@ -93,7 +93,8 @@
     const [px, py] = [WIDE * channel + 24, TOP - 6 - TALL * size];
     drawing.disc("grip", "grip", [px, py], 5);
     drawing.handle("grip.tip", [px, py], {
-      name: figure.word("handle"), value: `${channel}, ${size}`,
+      name: figure.word("handle"), value: `${channel}, ${size}`, now: size, ends: [0, 20],
+      set: (most) => set(channel, most),
       to: (x, y) => set(Math.floor(x / WIDE), (TOP - 6 - y) / TALL),
       by: (dx, dy) => set(channel + Math.sign(dx), size + dy / 2),
     });
@@ -163,6 +164,7 @@
       state.size = live.clamp(state.size, 0, 20);
       state.channel = live.clamp(Math.round(state.channel), 0, 7);
     },
+    off: ({ bits }) => (bits === "fp8" ? ["along", "group"] : []),
     compute, draw,
   });
 }
