@@ -68,8 +68,10 @@
     for (const i of EIGHT)
       for (const j of EIGHT) {
         const x = WIDE * j, y = TOP + HIGH * i, number = numbers[i][j];
-        drawing.box(`${i},${j}`, number < 0 ? "below" : `shade ${kind}`, x, y, WIDE - 2, HIGH - 2)
-          .setAttribute("style", `fill-opacity: ${(0.6 * Math.min(1, Math.abs(number) / most)).toFixed(3)}`);
+        drawing.mark(`${i},${j}`, "rect", {
+          class: number < 0 ? "below" : `shade ${kind}`, x, y, width: WIDE - 2, height: HIGH - 2, rx: 3,
+          style: `fill-opacity: ${(0.6 * Math.min(1, Math.abs(number) / most)).toFixed(3)}`,
+        });
         drawing.text(`${i},${j}.text`, "small in", x + WIDE / 2 - 1, y + HIGH / 2 - 1, live.number(number, Math.abs(number) < 10 ? 2 : 1));
       }
   };

@@ -188,7 +188,7 @@
       state.beta = live.clamp(state.beta, 0, 1);
       state.decay = live.clamp(state.decay, 0.1, 1);
       state.k = state.k.map((z) => live.clamp(z, 0, 360));
-      state.v = state.v.map((z) => live.clamp(z, -4, 4));
+      state.v = state.v.map((z) => live.clamp(z, -4.45, 4.45)); // as far as the plane
     },
     said: {
       t: (t) => `${t} / 6`,

@@ -113,7 +113,8 @@ def test_a_figure_is_moved_by_hand_and_its_address_keeps_it(show, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_home_and_end_lead_to_the_ends_that_a_handle_names(show, name):
     """And never scroll the page away."""
-    page = show(name, height=300)
+    page = show(name)
+    page.set_viewport_size({"width": 1440, "height": 300})
     handles = page.locator(".live .hit")
 
     def value(handle, which="now"):
