@@ -25,9 +25,11 @@ from xml.etree.ElementTree import Element, fromstring
 
 import jieba  # type: ignore[import-untyped]
 
+from attnref.judge.catalogue import catalogue
 from attnref.released.specs import chinese_names as makers_of
 from sitekit import CONFIGS
 from sitekit.adapter import Parser
+from sitekit.check.mistakes import diff
 from sitekit.files import CodeIndex, downloads, texts
 from sitekit.markdown import pages, parity
 from sitekit.nav import name_of
@@ -43,6 +45,9 @@ INLINE = re.compile(r"<math data-search-exclude>(.*?)</math>", re.DOTALL)
 JOINED = {"mfrac": "/", "msub": "_", "msup": "^"}
 CELL = re.compile(r"(?=</(?:td|th|div|text|figcaption|summary)>)")
 # The address of a question that folds out is that of its answer.
+# Lines that are put in later: these of an entry are read, others are not.
+DIFF = re.compile(r"(?:<p>)?<!-- diffs of ([\w-]+) -->(?:</p>)?")
+EMPTY = re.compile(r"<li>(?:(?!</?li>).)*<!-- others of [\w-]+ -->(?:(?!</?li>).)*</li>", re.DOTALL)
 FOLD = re.compile(
     r'(<details class="question">\s*)<summary>(.*?)</summary>'
     r'(\s*(?:<[uo]l>\s*)?<\w+ id="([\w-]+)")',
@@ -217,6 +222,11 @@ def in_line(math: str) -> str:
     return escape(text_of(fromstring(marks)))
 
 
+def lines_of(id: str) -> str:
+    """The wrong and the right lines of a mistake."""
+    return "\n".join(diff(lines) for lines in catalogue()[id].variants[0])
+
+
 def _character(entity: re.Match[str]) -> str:
     """Of the names of HTML: XML knows four. Those that show nothing go."""
     character = unescape(entity[0])
@@ -227,4 +237,5 @@ def readable(html: str) -> str:
     """HTML without colours, controls, formulas and drawings, and with a space
     after each cell and label: the parser drops tags, which would join words."""
     html = INLINE.sub(lambda math: in_line(math[1]), html)
+    html = DIFF.sub(lambda entry: f"<pre>{escape(lines_of(entry[1]))}</pre>", EMPTY.sub("", html))
     return CELL.sub(" ", UNREAD.sub("", COLOUR.sub("", html)))

@@ -155,7 +155,7 @@ for (const box of document.querySelectorAll(".calculator")) {
   };
 
   box.querySelector("form").addEventListener("input", ({ target }) => {
-    const { model, params, dtype, tokens } = elements;
+    const { model, second, params, dtype, tokens } = elements;
     if (target === slider) {
       const n = 2 ** slider.value; // a tick of three digits
       const round = 2 ** (Math.floor(Math.log2(n)) - 4);
@@ -164,8 +164,11 @@ for (const box of document.querySelectorAll(".calculator")) {
     if (target.name === "model") {
       if (!isOwn()) fillShape(models[model.value].shape);
       params.value = standard("params");
-    } else if (SHAPE.includes(target.name)) model.value = OWN;
-    else return remember(update());
+    } else if (SHAPE.includes(target.name)) {
+      // What was there stays to be compared.
+      if (!isOwn() && second.value === "none") second.value = model.value;
+      model.value = OWN;
+    } else return remember(update());
     if (dtype.value === "shipped" && !models[model.value]?.shipped) dtype.value = "bf16";
     remember(update());
   });

@@ -15,6 +15,13 @@ const findMistakes = (() => {
     .filter((word) => !COMMON.has(word)).map((word) => SAME[word] ?? word);
   const WORTH = { called: 4, title: 3, id: 3, more: 2, lines: 2, notice: 2, symptom: 1 };
   const textOf = (html) => html.replace(/<svg.*?<\/svg>|<[^>]+>/g, " ").replace(/&(amp|lt|gt);/g, (_, x) => ({ amp: "&", lt: "<", gt: ">" })[x]);
+  // What part of the words of a query, which has several, a text holds.
+  const held = (text, query) => {
+    const [words, own] = [[...new Set(wordsOf(query))], wordsOf(text)];
+    const begins = (a, b) => b.length > 3 && a.startsWith(b);
+    const like = (word) => own.some((other) => word === other || begins(word, other) || begins(other, word));
+    return words.length > 1 ? words.filter(like).length / words.length : 0;
+  };
   let index;
   const learn = ({ entries, symptoms }) => entries.map((entry) => {
     const worth = new Map();
@@ -27,7 +34,7 @@ const findMistakes = (() => {
   const worthOf = (word, { worth, words }) => worth.get(word) ?? (word.length < 4 ? 0
     : 0.6 * Math.max(0, ...words.map(([other, value]) =>
       other.startsWith(word) || (other.length > 3 && word.startsWith(other)) ? value : 0)));
-  return (query) => {
+  const find = (query) => {
     index ??= learn(known);
     const score = index.map(() => 0);
     for (const word of new Set(wordsOf(query))) {
@@ -39,6 +46,7 @@ const findMistakes = (() => {
     return index.map(({ entry }, i) => [score[i], entry])
       .filter(([n]) => n && n >= 0.4 * most).sort((a, b) => b[0] - a[0]).map(([, entry]) => entry);
   };
+  return Object.assign(find, { held });
 })();
 
 for (const door of document.querySelectorAll(".door")) {
@@ -95,8 +103,13 @@ for (const door of document.querySelectorAll(".door")) {
     else if (!globalThis.known) return;
     const chosen = query ? undefined : wayTo(key);
     for (const link of symptoms.children) link.ariaCurrent = link.hash === `#${chosen?.symptom}` ? "true" : null;
-    asked.hidden = !chosen;
-    asked.innerHTML = chosen ? answers(chosen) : "";
+    // A symptom that is said in the field is offered as one to choose.
+    const part = (link) => Math.max(...[link.textContent, ...link.dataset.names.split("|")].map((text) => findMistakes.held(text, query)));
+    const near = query && [...symptoms.children].reduce((a, b) => (part(b) > part(a) ? b : a));
+    const offered = near && part(near) >= 0.75 ? near : undefined;
+    asked.hidden = !chosen && !offered;
+    asked.innerHTML = chosen ? answers(chosen)
+      : offered ? `<p>${door.dataset.symptom}</p><p class="answers"><a href="${offered.hash}">${offered.firstChild.textContent} →</a></p>` : "";
     const { entries } = known;
     const ids = chosen && new Set(below(chosen.last));
     const found = query ? findMistakes(query) : !chosen ? []
@@ -133,7 +146,11 @@ for (const door of document.querySelectorAll(".door")) {
     field.value = "";
     history.pushState(null, "", location.pathname + link.hash);
     shown = SOME;
-    draw().then(() => link.isConnected || (asked.querySelector(".answers:last-child a") ?? field).focus());
+    draw().then(() => {
+      if (!link.isConnected) (asked.querySelector(".answers:last-child a") ?? field).focus();
+      // What was found is seen: the symptoms above give way to the questions.
+      if (said.getBoundingClientRect().top > innerHeight / 2) asked.scrollIntoView();
+    });
   });
   rest.addEventListener("click", () => {
     const first = results.childElementCount;

@@ -43,7 +43,11 @@ class Figure {
     draw(this, this.state, this.result);
     for (const mark of this.stage.querySelectorAll("[data-key]"))
       if (!this.drawn.has(mark)) mark.remove();
-    for (const field of this.fields) this.#fill(field);
+    const off = this.parts.off?.(this.state) ?? []; // fields without an effect now
+    for (const field of this.fields) {
+      this.#fill(field);
+      field.disabled = off.includes(field.name);
+    }
   }
 
   // A field shows its part of the state, and in <output> what that says.
@@ -104,15 +108,16 @@ class Figure {
   // A part of the stage, made once: it keeps its focus, and style may move it.
   // What is not asked for in a drawing goes.
   #part(parent, key, make) {
-    let part = [...parent.children].find(({ dataset }) => dataset.key === key);
-    if (!part) {
+    parent.parts ??= new Map([...parent.children].map((child) => [child.dataset.key, child]));
+    let part = parent.parts.get(key);
+    if (!part?.isConnected) {
       part = make();
       part.dataset.key = key;
-      const last = [...parent.children].findLast((child) => this.drawn.has(child));
-      if (last) last.after(part);
+      parent.parts.set(key, part);
+      if (this.drawn.has(parent.latest)) parent.latest.after(part);
       else parent.prepend(part);
     }
-    this.drawn.add(part);
+    this.drawn.add((parent.latest = part));
     return part;
   }
 
@@ -220,32 +225,40 @@ class Drawing {
   }
 
   // A circle, large enough for a thumb, that is dragged: `to(x, y)`. Keys move
-  // it `by(dx, dy)` steps, with Shift five. `value` is what is read aloud.
-  handle(key, point, { name, value, to, by, r = 20 }) {
+  // it `by(dx, dy)` steps, with Shift five, or to one of both ends: `set(end)`.
+  // `value` is what is read aloud, and `now` the number that it is.
+  handle(key, point, { name, value, now = value, ends, to, by, set, r = 20 }) {
     const mark = this.disc(key, "hit", point, r);
-    mark.setAttribute("aria-label", name);
-    mark.setAttribute("aria-valuetext", value);
+    const [least, most] = ends.map((end) => Number(end.toFixed(2)));
+    Object.assign(mark, { ariaLabel: name, ariaValueText: value, ariaValueMin: least, ariaValueMax: most });
+    mark.ariaValueNow = live.clamp(Number(Number(now).toFixed(2)), least, most);
     const isNew = !mark.to;
-    Object.assign(mark, { to, by }); // those of the newest drawing
+    Object.assign(mark, { to, by, set, point, ends: { Home: least, End: most } }); // of the newest drawing
     if (!isNew) return mark;
     mark.setAttribute("role", "slider");
-    mark.setAttribute("aria-valuenow", 0);
     mark.setAttribute("tabindex", 0);
-    const place = (event) => mark.to(...this.place(event));
+    // Where circles overlap, the one whose centre is nearest is held.
     mark.addEventListener("pointerdown", (event) => {
       event.preventDefault();
-      mark.focus();
-      mark.setPointerCapture(event.pointerId);
-      mark.addEventListener("pointermove", place);
-      const end = () => mark.removeEventListener("pointermove", place);
-      mark.addEventListener("lostpointercapture", end, { once: true });
+      const [x, y] = this.place(event);
+      const away = ({ point }) => Math.hypot(point[0] - x, point[1] - y);
+      const held = [...this.svg.querySelectorAll(".hit")].reduce((a, b) => (away(b) < away(a) ? b : a));
+      const move = (moved) => held.to(...this.place(moved));
+      held.start?.();
+      held.focus();
+      held.setPointerCapture(event.pointerId);
+      held.addEventListener("pointermove", move);
+      const end = () => held.removeEventListener("pointermove", move);
+      held.addEventListener("lostpointercapture", end, { once: true });
     });
     // The page does not scroll, but only here: beside it one may scroll on.
     mark.addEventListener("touchstart", (event) => event.preventDefault(), { passive: false });
     mark.addEventListener("keydown", (event) => {
-      if (!STEPS[event.key] || event.altKey || event.ctrlKey || event.metaKey) return;
+      const end = mark.ends[event.key];
+      if ((!STEPS[event.key] && end === undefined) || event.altKey || event.ctrlKey || event.metaKey) return;
       event.preventDefault();
-      mark.by(...STEPS[event.key].map((step) => step * (event.shiftKey ? 5 : 1)));
+      if (end !== undefined) mark.set(end);
+      else mark.by(...STEPS[event.key].map((step) => step * (event.shiftKey ? 5 : 1)));
     });
     return mark;
   }
@@ -285,7 +298,8 @@ class Drawing {
       const within = (point) => moved(point.map((z, i) =>
         Math.round(20 * Math.max(0.3 - reach[i], Math.min(reach[i] - 0.3, z))) / 20));
       this.handle(`${name}.tip`, at(end), {
-        name, value: end.map((z) => live.number(z)).join(", "),
+        name, value: end.map((z) => live.number(z)).join(", "), now: end[0], ends: [0.3 - reach[0], reach[0] - 0.3],
+        set: (x) => within([x, end[1]]),
         to: (x, y) => within([(x - width / 2) / unit, (height / 2 - y) / unit]),
         by: (dx, dy) => within([end[0] + dx / 20, end[1] + dy / 20]),
       });
@@ -296,7 +310,13 @@ class Drawing {
 
 const live = (name, parts) => {
   live.figures[name] = parts; // tests call `compute`
-  for (const box of document.querySelectorAll(`[data-live="${name}"]`)) box.figure = new Figure(box, name, parts);
+  for (const box of document.querySelectorAll(`[data-live="${name}"]`)) {
+    box.figure = new Figure(box, name, parts);
+    // The second stop of the Tab key, past the header and all lists of pages.
+    const skip = document.querySelector(".md-skip");
+    if (skip && !document.querySelector(".md-skip + .md-skip"))
+      skip.after(Object.assign(skip.cloneNode(), { href: `#${box.id}`, textContent: box.dataset.skip }));
+  }
 };
 live.figures = {};
 live.range = (n) => [...Array(n).keys()];

@@ -56,16 +56,21 @@ let places; // word -> entry -> what the word is worth there, and how often
 // From file://, this is a script of a frame.
 const here = globalThis.document?.currentScript.src ?? location.href;
 let entries; // the script beside the settings sets them
+let newest; // message with a query
 let learnt; // a promise, from the first query on
 
-addEventListener("message", async ({ data: { type, data } }) => {
+addEventListener("message", async (event) => {
+  const { type, data } = event.data;
   if (type === SETUP) {
     separator = new RegExp(`${data.config.separator}|[<>{}*+^~/]+`);
     postMessage({ type: READY });
   } else if (type === QUERY) {
     // NFKC: letters as wide as a Chinese character become letters.
     const query = data.normalize("NFKC").trim();
+    newest = event;
     if (query) await (learnt ??= load());
+    await new Promise((done) => setTimeout(done));
+    if (newest !== event) return; // more has been typed
     const result = query ? answer(query) : { items: [], suggest: [] };
     postMessage({ type: RESULT, data: result });
   }
@@ -404,8 +409,9 @@ function results(at, named, words, more, model) {
       title: marked(title, marks),
       text: teaser(text, marks),
       score: score + more,
+      // These are marked on the page: no letter, and no part of a number.
       terms: Object.fromEntries(
-        words.map((w) => [w.word, w.times.has(at) || model > 0]),
+        words.filter((w) => !/^(\d+|[a-z])$/.test(w.word)).map((w) => [w.word, w.times.has(at) || model > 0]),
       ),
     }));
 }

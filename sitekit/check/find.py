@@ -30,6 +30,10 @@ SAY = {
         "No entry has these words. Choose what you see.", "没有找到。挑一个你看到的现象吧。"
     ),
     "all": Text("Show all {}", "显示全部 {} 个"),
+    "symptom": Text(
+        "This is a symptom. Its questions lead to fewer mistakes:",
+        "这是一种症状，回答几个问题可以缩小范围：",
+    ),
 }
 
 
@@ -54,10 +58,11 @@ def capital(text: str) -> str:
 
 
 @cache
-def hints(language: str) -> dict[str, str]:
-    """What a reader would say of each symptom, from the page in this language."""
+def names(language: str) -> dict[str, list[str]]:
+    """What readers say of each symptom, from the page in this language: the
+    first stands below it."""
     sections = pages.front_matter(parity.twin(DOOR, language)).get("sections", {})
-    return {key: sections[key][0] for key in SYMPTOMS if key in sections}
+    return {key: sections.get(key, []) for key in SYMPTOMS}
 
 
 def door(language: str, to: str) -> str:
@@ -67,7 +72,7 @@ def door(language: str, to: str) -> str:
         to=to,
         say={key: getattr(text, language) for key, text in SAY.items()},
         symptoms={key: capital(getattr(text, language)) for key, text in SYMPTOMS.items()},
-        hints=hints(language),
+        names=names(language),
     )
 
 

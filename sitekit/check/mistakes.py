@@ -244,8 +244,11 @@ def code_and_pictures(mistake: Mistake, language: str) -> str:
         else:
             cell = cells_or_numbers(value, right, wrong)
         pictures += f"<div><b>{label}</b>{cell}</div>"
-    axes = (getattr(axis, language) for axis in evidence()[mistake.id].axes)
-    title = f' title="{escape(" × ".join(axes))}"' if right.dim() == 2 else ""
+    facts = evidence()[mistake.id]
+    # The axes of a matrix; of a few numbers, the expression that gives them.
+    axes = " × ".join(getattr(axis, language) for axis in facts.axes)
+    title = axes if right.dim() == 2 else ast.unparse(ast.parse(facts.see).body[-1])
+    title = f' title="{escape(title)}"'
     return f'<div class="mistake"><div>{code}</div><div class="pair"{title}>{pictures}</div></div>'
 
 

@@ -49,6 +49,7 @@ USE = {"tokens": 131_072, "batch": 1, "ranks": 1}
 CHOSEN = {"model": "llama-3.1-8b", "second": "none", "dtype": "bf16"}
 CHOSEN |= {"scale": "none", "weights": "bf16"}
 BUDGET = "80"
+UNKNOWN = "–"  # as long as nobody says what the weights take
 LIMITS = dict.fromkeys(SHAPE, 100_000)
 LIMITS |= {"tokens": 10**9, "batch": 10**6, "ranks": 10**4}
 LIMITS |= {"params": 10**14}
@@ -92,6 +93,7 @@ def data() -> dict[str, Any]:
             "name": model.name,
             "groups": [[type(g).__name__, *vars(g).values()] for g in model.groups],
             "shape": shape_of(model),
+            "context": model.max_context,
         }
         if model.params is not None:
             result[model.id]["params"] = model.params
@@ -165,10 +167,11 @@ class Entered(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Bytes of a model on each device, weights and cache; and its row."""
+    """Bytes of a model on each device, weights and cache; its row."""
 
     weights: int
     cache: int
+    above: bool  # whether more fits than the model reads
     row: list[str]
 
 
@@ -187,6 +190,11 @@ def weights_of(model: Model, entry: Mapping[str, Any] | None, entered: Entered) 
     return device_bytes(shares, entered.ranks)
 
 
+def is_known(model: Model, entered: Entered) -> bool:
+    """Whether it is known what the weights take, and so what is left."""
+    return bool(model.params) or entered.weights == "none"
+
+
 def taken(
     model: Model,
     dtype: str | Storage,
@@ -201,15 +209,17 @@ def taken(
     tokens, batch = entered.tokens, entered.batch
     total = kv_bytes(model, tokens, batch=batch, **options)
     longest = longest_context(model, remaining, batch=batch, **options)
+    known = is_known(model, entered)
     row = [
         model.name,
         exact(growth(model, **options).later),
         f"{total:,}",
         size(total),
-        endless if longest is None else f"{longest:,}",
-        f"{largest_batch(model, tokens, remaining, **options):,}",
+        UNKNOWN if not known else endless if longest is None else f"{longest:,}",
+        f"{largest_batch(model, tokens, remaining, **options):,}" if known else UNKNOWN,
     ]
-    return Taken(weights, total, row)
+    above = entry is not None and (longest is None or longest > entry["context"])
+    return Taken(weights, total, above and known, row)
 
 
 def calculated(
@@ -240,10 +250,13 @@ def calculated(
     budget = entered.budget
     longest = max(budget, *(result.weights + result.cache for result in rows))
     sentences = []
-    for model, result in zip(chosen, rows, strict=False):
+    for model, result, entry in zip(chosen, rows, entries, strict=False):
         fits = result.weights + result.cache <= budget
         weights_text = words["beside"].format(size(result.weights))
-        text = words["said" if fits else "said_over"].format(
+        fit = "said" if fits else "said_over"
+        if fits and not is_known(model, entered):
+            fit = "said_unknown"
+        text = words[fit].format(
             model.name,
             size(result.cache),
             f"{entered.batch:,}",
@@ -251,8 +264,9 @@ def calculated(
             weights_text if result.weights else "",
             size(budget),
         )
-        has_weights = model.params or entered.weights == "none"
-        sentences.append(text if has_weights else text + words["unknown"])
+        if entry and result.above:
+            text += words["above"].format(f"{entry['context']:,}")
+        sentences.append(text)
     return {
         "said": sentences,
         "limit": f"{100 * budget / longest:g}",
@@ -301,7 +315,7 @@ def calculator(*, words: dict[str, str]) -> str:
     )
     shape = shape_of(model)
     texts.used |= {*USED.findall(SCRIPT.read_text(encoding="utf-8"))}
-    texts.used |= {"own", "said_over", "unknown"}  # said of other models
+    texts.used |= {"own", "said_over", "said_unknown"}  # said of other models
     result = calculated(inputs, shape, models_data[model.id], None, texts)
     return render(
         "calculator",

@@ -362,18 +362,26 @@ BATCHES = tuple(2**n for n in range(11))
 def passes(
     sizes: Mapping[str, int], gpu: Mapping[str, Any], use: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the live figure shows: both passes, what they take, and the tokens
-    per second of each batch, with whether it fits."""
+    """What the live figure shows: both passes, what they take, the tokens per
+    second of each batch, with whether it fits, and what changes with twice the
+    sequences or half the cache."""
     line = []
     for batch in BATCHES:
         other = {**use, "batch": batch}
         rate = batch * 1e3 / one_pass(sizes, gpu, other, False).least
         line.append([rate, taken(sizes, other) <= gpu["memory"]])
+    step = one_pass(sizes, gpu, use, False)
+    twice = {**use, "batch": 2 * use["batch"]}
+    smaller = max(step.weights + step.caches / 2, step.multiply + step.attend)
     return {
-        "decode": [*one_pass(sizes, gpu, use, False)],
+        "decode": [*step],
         "prompt": [*one_pass(sizes, gpu, use, True)],
         "taken": taken(sizes, use),
         "line": line,
+        # Of a step of twice as many sequences, and of half the cache.
+        "slower": one_pass(sizes, gpu, twice, False).least / step.least,
+        "room": taken(sizes, twice) <= gpu["memory"],
+        "gain": step.least / smaller,
     }
 
 

@@ -240,8 +240,13 @@ def steps(
 
 STILLS = ROOT / "sitekit/stills"
 BELOW_LIVE = {
-    "en": {"again": "Start again", "link": "Copy link", "copied": "Copied"},
-    "zh": {"again": "重新开始", "link": "复制链接", "copied": "已复制"},
+    "en": {
+        "again": "Start again",
+        "link": "Copy link",
+        "copied": "Copied",
+        "skip": "Skip to the figure",
+    },
+    "zh": {"again": "重新开始", "link": "复制链接", "copied": "已复制", "skip": "跳到互动图"},
 }
 
 

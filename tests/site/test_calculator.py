@@ -33,7 +33,8 @@ KNOWN = calculator.data()
 # Of the texts, what is told apart.
 WORDS = {n: n for n in ("own", "endless", "mha", "gqa", "mla", "mqa")}
 WORDS |= {"said": "{}: {} {} {}{} {}", "said_over": "{}: {} {} {}{} {} over"}
-WORDS |= {"beside": " {}", "unknown": " unknown"}
+WORDS |= {"beside": " {}", "above": " above {}"}
+WORDS |= {"said_unknown": "{}: {} {} {}{} {} unknown"}
 
 
 def entered(**changed):
@@ -161,16 +162,22 @@ def test_a_row_is_what_the_package_says():
             budget_left, options = 80 * GIB - weights, {"dtype": storage}
             total = kv_bytes(model, 5000, batch=3, **options)
             longest = longest_context(model, budget_left, batch=3, **options)
+            largest = largest_batch(model, 5000, budget_left, **options)
+            fits = "endless" if longest is None else f"{longest:,}"
+            if not weights:
+                fits = "–"
             assert result["rows"][0] == [
                 model.name,
                 exact(growth(model, **options).later),
                 f"{total:,}",
                 size(total),
-                "endless" if longest is None else f"{longest:,}",
-                f"{largest_batch(model, 5000, budget_left, **options):,}",
+                fits,
+                f"{largest:,}" if weights else "–",
             ]
             excess = weights + total > 80 * GIB
-            end = (" over" if excess else "") + ("" if weights else " unknown")
+            end = " over" if excess else "" if weights else " unknown"
+            if weights and (longest is None or longest > model.max_context):
+                end += f" above {model.max_context:,}"
             assert result["said"][0].endswith(f"80 GiB{end}")
 
 
@@ -247,7 +254,8 @@ def problems(page):
 def test_it_starts_with_a_result(page):
     assert read(page) == (
         "Llama-3.1-8B: 16 GiB of cache for 1 × 131,072 tokens, and 14.96 GiB "
-        "of weights. It fits into 80 GiB."
+        "of weights. It fits into 80 GiB. The model itself reads at most "
+        "131,072 tokens."
     )
     assert page.locator(".calculator .bar").count() == 5
     widths = page.eval_on_selector_all(
@@ -273,6 +281,8 @@ def test_weights_are_of_parameters_that_are_known_or_entered(page):
     assert read(page).endswith(
         "no source gives its parameters: enter their number."
     )
+    facts = page.locator(".calculator .facts dd").all_inner_texts()
+    assert facts[2:] == ["–", "–"], "nobody knows what is left"
     fill(page, params="700e9", weights="fp8")
     assert f"and {size(700 * 10**9)} of weights" in read(page)
 
@@ -303,7 +313,9 @@ def test_numbers_may_be_written_as_people_do(page):
 def test_a_changed_shape_is_a_shape_of_ones_own(page):
     fill(page, kv_heads="4")
     assert page.locator("[name=model]").input_value() == "own"
-    assert "your own shape: 8 GiB of cache" in read(page)
+    own, before = read(page).split("\n")
+    assert own.startswith("your own shape: 8 GiB of cache")
+    assert before.startswith("Llama-3.1-8B: 16 GiB of cache")
     fill(page, model="gpt2")
     assert page.locator("[name=layers]").input_value() == "12"
 

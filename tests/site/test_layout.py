@@ -221,3 +221,26 @@ def test_released_begins_with_models_that_have_numbers(chromium, address):
         names = rows.locator("th a").count()
         first = rows.nth(names - 1).locator("th a").count()
         assert names > 90 and first == 1, "all links, then all others"
+
+
+def test_back_to_top_is_a_button_that_covers_little(chromium, address):
+    """The theme fixes its upper end, ours the lower one: not both at once."""
+    url = address + "core/sdpa/"
+    with opened(chromium, url, width=390, until="load") as page:
+        page.evaluate("scrollTo(0, 1800)")
+        page.wait_for_timeout(200)
+        page.evaluate("scrollTo(0, 1500)")
+        button = page.locator(".md-top")
+        button.wait_for(state="visible")
+        box = button.bounding_box()
+        assert box["height"] < 60 and box["y"] > 600
+
+
+def test_the_second_link_skips_to_the_figure(chromium, address):
+    with opened(chromium, address + "core/sdpa/", until="load") as page:
+        page.keyboard.press("Tab")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        figure = "document.activeElement.closest('#live-sdpa') !== null"
+        assert page.evaluate(figure)

@@ -289,6 +289,24 @@ def test_a_symptom_is_chosen_by_key_and_questions_narrow_it(visit, address):
     expect(page.locator(".answers")).to_have_count(1)
 
 
+def test_words_of_a_symptom_offer_it_and_its_answer_is_on_the_screen(
+    visit, address
+):
+    page = visit(f"{address}mistakes/find-your-bug/")
+    page.locator(".door input").fill("cached output differs from uncached")
+    offered = page.locator(".asked .answers a")
+    expect(offered).to_have_attribute("href", "#decoding")
+    offered.click()
+    expect(page.locator(".answers")).to_have_count(1)
+    page.locator(".answers a").first.click()
+    expect(page.locator(".answers")).not_to_have_count(1)
+    page.wait_for_timeout(300)
+    card = page.locator(".found").first.bounding_box()
+    assert card["y"] + card["height"] / 2 < 900
+    page.locator(".door input").fill("zzz")
+    expect(page.locator(".asked")).to_be_hidden()
+
+
 def test_each_answer_is_an_address(visit, address):
     page = visit(f"{address}mistakes/find-your-bug/#worse-scale")
     cards = page.locator(".found h3 a")

@@ -8,6 +8,7 @@
   const W = "Wᵁᴷ", SLOTS = [88, 220, 332];
 
   const cached = (n) => (n > 4 ? 2 ** n : 0);
+  const time = (seconds) => live.unit(1e9 * seconds, 1000, ["ns", "µs", "ms", "s"]);
 
   const compute = ({ model, T, cache }, { models, costs, gpu }) => {
     const past = cached(cache);
@@ -67,7 +68,7 @@
     const to = (i) => figure.change({ form: FORMS[live.clamp(i, 0, 2)] });
     // From the slot where a drag began, a little is enough to reach the next.
     const chip = drawing.handle("chip", [SLOTS[n], middle], {
-      name: W, value: figure.word(form), r: 24,
+      name: W, value: figure.word(form), now: n, ends: [0, 2], set: to, r: 24,
       to: (x) => {
         const from = SLOTS[chip.began], side = Math.abs(x - from) < 12 ? 0 : Math.sign(x - from);
         const nearest = [0, 1, 2].filter((i) => i === chip.began || Math.sign(i - chip.began) === side);
@@ -76,33 +77,34 @@
       },
       by: (dx, dy) => to(n + Math.sign(dx + dy)),
     });
-    chip.onpointerdown = () => (chip.began = n);
+    chip.start = () => (chip.began = n);
   };
 
   const LEFT = 14, X = (T) => LEFT + 30.5 * Math.log2(T);
   const chart = (figure, { form, T }, { past, here, curves, flops }) => {
-    const drawing = figure.svg("chart", 400, 210, figure.word("chart"));
+    const drawing = figure.svg("chart", 400, 226, figure.word("chart"));
     const [low, high] = [Math.log(Math.min(...curves.flat())), Math.log(Math.max(...curves.flat()))];
     const Y = (x) => 160 - (104 * (Math.log(x) - low)) / (high - low);
     drawing.text("chart.name", "soft small start", LEFT, 12, figure.word("chart"));
     drawing.line("axis", "axes", [LEFT, 184], [386, 184]);
     for (const x of [1, 16, 256, 4096])
-      drawing.text(`x${x}`, `soft small ${x === 1 ? "start" : x === MOST ? "end" : ""}`, X(x), 200, x === 1 ? "T = 1" : x);
+      drawing.text(`x${x}`, `soft small ${x === 1 ? "start" : x === MOST ? "end" : ""}`, X(x), 200, x.toLocaleString("en"));
+    drawing.text("axis.name", "soft small start", LEFT, 218, figure.word("axis", { past: past.toLocaleString("en") }));
     if (here >= 1) {
       drawing.line("cross", "ray", [X(here), 28], [X(here), 184]);
-      drawing.text("cross.name", "small start", X(here) + 6, 36, live.number(here, 0));
+      drawing.text("cross.name", "small start", X(here) + 6, 36, `T = ${live.number(here, 0)}`);
     }
     const n = FORMS.indexOf(form);
     FORMS.forEach((name, i) => {
       const line = STOPS.map((stop, j) => [X(stop), Y(curves[j][i])]);
       drawing.path(name, `curve ${KINDS[i]} ${i === n ? "chosen" : ""}`, line);
-      drawing.text(`${name}.name`, `${KINDS[i]} small start`, X(1.6), past ? line[1][1] + (i ? -9 : 13) : 40 + 17 * i, figure.word(name));
+      drawing.text(`${name}.name`, `${KINDS[i]} small start`, X(1.6), past ? line[i === 1 ? 0 : 1][1] + (i ? -9 : 13) : 40 + 17 * i, figure.word(name));
     });
     drawing.line("now", "ray", [X(T), 28], [X(T), 184]);
     flops.forEach((x, i) => drawing.disc(`now${i}`, KINDS[i], [X(T), Y(x / T)], i === n ? 7 : 4));
     const to = (x) => figure.change({ T: x });
     drawing.handle("T", [X(T), Y(flops[n] / T)], {
-      name: figure.word("new"), value: String(T), r: 24,
+      name: figure.word("new"), value: String(T), ends: [1, MOST], set: to, r: 24,
       to: (x) => to(2 ** ((x - LEFT) / 30.5)), by: (dx, dy) => to(T + dx + dy),
     });
   };
@@ -114,7 +116,7 @@
     FORMS.forEach((name, i) => {
       const y = 6 + 72 * i, [up, attention, read] = parts[i], width = 268;
       drawing.text(`${name}.name`, `start ${KINDS[i]}`, 8, y + 8, figure.word(name));
-      drawing.text(`${name}.time`, `end ${seconds[i] === Math.min(...seconds) ? "good" : "soft"}`, 392, y + 8, `≥ ${live.unit(1e9 * seconds[i], 1000, ["ns", "µs", "ms", "s"])}`);
+      drawing.text(`${name}.time`, `end ${seconds[i] === Math.min(...seconds) ? "good" : "soft"}`, 392, y + 8, `≥ ${time(seconds[i])}`);
       const split = (width * up) / most[0];
       drawing.box(`${name}.up`, "out", 8, y + 21, split, 14, 0);
       drawing.box(`${name}.attention`, "query-share", 8 + split, y + 21, (width * attention) / most[0], 14, 0);
@@ -142,11 +144,15 @@
       n === 2 ? ["out = (weights @ cache) @ w_v.mT", "lit", once] : ["out = weights @ v"],
       [`form_of(layer, ${T}, ${past})`, "", `"${FORMS[best]}"`],
     ]);
-    const [wide, absorbed] = [parts[0], parts[2]];
-    const cross = { here: live.number(here, 1), limit: live.number(limit, 1), T: count(T) };
-    cross.times = live.number(T < here ? flops[1] / flops[2] : flops[2] / flops[1], 1);
-    cross.bytes = live.number(wide[2] / absorbed[2], 1);
-    figure.say(figure.word(!past ? "none" : best === 2 ? "absorb" : "expand", cross));
+    // First what is chosen, against the form that is read in its place.
+    const [way_, other] = [n, n === 2 ? 0 : 2].map((i) => time(result.seconds[i]));
+    const apart = Math.max(flops[1] / flops[2], flops[2] / flops[1]);
+    const told = {
+      bytes: live.bytes(parts[n][2]), time: way_, other, past: count(past), here: live.number(here, 0),
+      limit: live.number(limit, 0), times: live.number(apart, 1), more: live.number(parts[0][2] / parts[2][2], 1),
+    };
+    const flop = apart < 1.05 ? "alike" : best === 2 ? "absorb" : "expand";
+    figure.say([`say ${form}`, ...(past ? [flop, "cross"] : ["none"])].map((key) => figure.word(key, told)).join(" "));
   };
 
   live("absorb", {

@@ -68,8 +68,10 @@
     for (const i of EIGHT)
       for (const j of EIGHT) {
         const x = WIDE * j, y = TOP + HIGH * i, number = numbers[i][j];
-        drawing.box(`${i},${j}`, number < 0 ? "below" : `shade ${kind}`, x, y, WIDE - 2, HIGH - 2)
-          .setAttribute("style", `fill-opacity: ${(0.6 * Math.min(1, Math.abs(number) / most)).toFixed(3)}`);
+        drawing.mark(`${i},${j}`, "rect", {
+          class: number < 0 ? "below" : `shade ${kind}`, x, y, width: WIDE - 2, height: HIGH - 2, rx: 3,
+          style: `fill-opacity: ${(0.6 * Math.min(1, Math.abs(number) / most)).toFixed(3)}`,
+        });
         drawing.text(`${i},${j}.text`, "small in", x + WIDE / 2 - 1, y + HIGH / 2 - 1, live.number(number, Math.abs(number) < 10 ? 2 : 1));
       }
   };
@@ -93,7 +95,8 @@
     const [px, py] = [WIDE * channel + 24, TOP - 6 - TALL * size];
     drawing.disc("grip", "grip", [px, py], 5);
     drawing.handle("grip.tip", [px, py], {
-      name: figure.word("handle"), value: `${channel}, ${size}`,
+      name: figure.word("handle"), value: `${channel}, ${size}`, now: size, ends: [0, 20],
+      set: (most) => set(channel, most),
       to: (x, y) => set(Math.floor(x / WIDE), (TOP - 6 - y) / TALL),
       by: (dx, dy) => set(channel + Math.sign(dx), size + dy / 2),
     });
@@ -163,6 +166,7 @@
       state.size = live.clamp(state.size, 0, 20);
       state.channel = live.clamp(Math.round(state.channel), 0, 7);
     },
+    off: ({ bits }) => (bits === "fp8" ? ["along", "group"] : []),
     compute, draw,
   });
 }

@@ -90,7 +90,7 @@
       if (way) figure.change({ ops: ops + way });
     };
     drawing.handle("end.grip", end, {
-      name: figure.word("length"), value: String(length),
+      name: figure.word("length"), value: String(length), ends: [0, kind === "fixed" ? ROOM : WIDEST], set: go,
       to: (px) => go(live.clamp(Math.round((px - X) / PITCH), 0, WIDEST)),
       by: (dx, dy) => go(length + (dx || dy)),
     });

@@ -51,6 +51,7 @@
       };
       drawing.handle(`k${j}.tip`, [x, y], {
         name: `k ${j}`, value: pair(k, j).map((z) => live.number(z)).join(", "), r: 16,
+        now: k[2 * j], ends: [-4, 4], set: (x) => within([x, k[2 * j + 1]]),
         to: (x, y) => within([(x - 200) / UNIT, (116 - y) / UNIT]),
         by: (dx, dy) => within([k[2 * j] + dx / 20, k[2 * j + 1] + dy / 20]),
       });
@@ -92,12 +93,19 @@
   };
 
   const draw = (figure, state, result) => {
-    drawKeys(figure, state, result);
-    drawScores(figure, state, result);
-    drawValues(figure, state, result);
     const { topk } = state, { chosen, missed, out, full, lost, share, weights } = result;
     const names = (list) => list.join(", ");
     const point = (numbers) => numbers.map((z) => live.number(z)).join(", ");
+    const numbers = {
+      n: topk, share: live.number(100 * share, 0), lost: live.number(lost), missed: names(missed),
+      weight: live.number(100 * live.sum(missed.map((j) => weights[j])), 0),
+    };
+    const case_ = missed.length ? "missed" : share < 0.6 ? "even" : "best";
+    const kept = topk === 1 ? "kept one" : "kept";
+    figure.say(topk === 10 ? figure.word("all") : `${figure.word(kept, numbers)} ${figure.word(case_, numbers)}`);
+    drawKeys(figure, state, result);
+    drawScores(figure, state, result);
+    drawValues(figure, state, result);
     figure.code("code", [
       ["scores = indexer(q)"],
       [`i = scores.topk(${topk}).indices`, missed.length ? "bad" : "lit", names(chosen)],
@@ -105,12 +113,6 @@
       ["full = sdpa(q, k, v)", "", point(full)],
       ["(out - full).norm()", "", live.number(lost, 3)],
     ]);
-    const numbers = {
-      n: topk, share: live.number(100 * share, 0), lost: live.number(lost), missed: names(missed),
-      weight: live.number(100 * live.sum(missed.map((j) => weights[j])), 0),
-    };
-    const case_ = topk === 10 ? "all" : missed.length ? "missed" : share < 0.6 ? "even" : "best";
-    figure.say(topk === 10 ? figure.word("all") : `${figure.word("kept", numbers)} ${figure.word(case_, numbers)}`);
   };
 
   live("chosen", {

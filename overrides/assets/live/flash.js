@@ -51,9 +51,10 @@
     }
     for (const j of live.range(KEYS))
       drawing.handle(`hold${j}`, [x(j) + 20.75, y(scores[j])], {
-        name: `k${j + 1}`, value: live.number(scores[j], 1),
+        name: `k${j + 1}`, value: live.number(scores[j], 1), now: scores[j], ends: [LEAST, MOST],
+        set: (score) => change(j, score),
         to: (_, place) => change(j, (196 - place) / 25),
-        by: (_, steps) => change(j, scores[j] + steps / 10),
+        by: (dx, dy) => change(j, scores[j] + (dx + dy) / 10),
       });
   };
 
@@ -101,7 +102,7 @@
     };
     figure.say(figure.word(
       code !== "right" ? (isOff ? "wrong" : "hidden")
-      : !n ? "none" : done ? "done" : n === 1 ? "first" : grew ? "grew" : "same", told));
+      : !n ? "none" : done ? (n > 1 ? "done" : "only") : n === 1 ? "first" : grew ? "grew" : "same", told));
     figure.code("code", data.lines[code].map(([line, isWrong]) => {
       const [name] = line.match(/\w+/);
       return [line, isWrong ? "bad" : acts.includes(name) ? "lit" : "", gives[name] ?? ""];

@@ -43,16 +43,18 @@
     drawing.text("reader", `small ${wrong[head] ? "recomputed" : "key"}`, within(below(reader)), 160, reader);
     const moved = (h) => figure.change({ head: live.clamp(h, 0, heads - 1) });
     drawing.handle("head.tip", [middle(head), 51], {
-      name: figure.word("head"), value: figure.word("read", { head, reader }), r: 16,
+      name: figure.word("head"), value: figure.word("read", { head, reader }), now: head, ends: [0, heads - 1], set: moved, r: 16,
       to: (x) => moved(Math.round((x - 4) / step - 0.5)),
       by: (dx, dy) => moved(head + dx + dy),
     });
   };
 
   // A bar for each number of heads: half keys and half values.
+  // There is room for those of any model, so that nothing below moves.
   const caches = (figure, { length }, { K, caches, heads, kv_heads }) => {
-    const rows = caches.length, place = caches.findIndex((cache) => cache.heads === K);
-    const drawing = figure.svg("caches", WIDTH, ROW * rows + 26, figure.word("caches"));
+    const rows = caches.length, room = Math.max(...figure.data.map((model) => model.caches.length));
+    const place = caches.findIndex((cache) => cache.heads === K);
+    const drawing = figure.svg("caches", WIDTH, ROW * room + 26, figure.word("caches"));
     const left = 58, most = WIDTH - left - 122, y = (n) => 26 + ROW * n;
     drawing.text("title", "start", 2, 12, figure.word("caches"));
     caches.forEach(({ heads: k, token, sizes }, n) => {
@@ -68,7 +70,7 @@
     const row = (y) => Math.floor((y - 26) / ROW);
     drawing.paint((x, y) => (y < 26 || y > 26 + ROW * rows ? undefined : row(y)), () => moved);
     drawing.handle("K", [28, y(place) + ROW / 2], {
-      name: "K", value: `${K}`, r: 16,
+      name: "K", value: `${K}`, ends: [1, heads], set: (k) => moved(k > 1 ? 0 : rows - 1), r: 16,
       to: (_, y) => moved(row(y)),
       by: (dx, dy) => moved(place - dx - dy),
     });

@@ -170,7 +170,8 @@
     }, (cell) => put(other(cell)));
     const here = [row, cursor[1]];
     const held = drawing.handle("here", [x(here[1] + 0.5), y(past + row + 0.5)], {
-      name: figure.word("cell"), r: size / 2,
+      name: figure.word("cell"), r: size / 2, now: here[1], ends: [0, S - 1],
+      set: (j) => figure.change({ cursor: [cursor[0], j] }),
       value: figure.word(other(here) ? "hidden" : "seen", { i: past + row, j: here[1] }),
       to() {}, // painted by the drawing
       by: (dx, dy) => figure.change({ cursor: [cursor[0] + dy, cursor[1] + dx] }),
@@ -239,7 +240,7 @@
       i: S - T + row, n: keys.length, S, keys: spans(keys), many, blind: blind.length, wrong: wrong.length,
       line: result.lines[0][0],
     };
-    const say = [keys.length ? "sees" : "nothing"];
+    const say = [!keys.length ? "nothing" : S === 1 ? "sees one" : "sees"];
     if (blind.length > (keys.length ? 0 : 1)) say.push("blind");
     const trap = lit.some((on, n) => on && result.lines[n][1] === "is_causal=True");
     if (wrong.length) say.push(trap ? "trap" : found || many ? "wrong" : "no line");

@@ -16,6 +16,7 @@
   };
 
   // From x to the latent that is cached, and from there to all heads.
+  const ENDS = { H: [8, 160], R: [32, 768], Dr: [8, 128], D: [32, 256], layers: [1, 200], K: [0, 3], tokens: [10, 20] };
   const C = 122, BASE = 184, TALL = 0.2, HEADS = 210, WIDE = 9, ROW = 21;
   const way = (figure, { sizes }) => {
     const drawing = figure.svg("way", 400, 268, figure.word("way"));
@@ -45,15 +46,15 @@
       });
     drawing.text("heads.name", "recomputed small start", HEADS - 4, 18, figure.word("heads", { H }));
     drawing.text("heads.size", "small start", HEADS - 4, 226, figure.word("again", { H, D }));
-    const grip = (key, kind, x, y, name, value, to, by) => {
+    const grip = (key, kind, x, y, name, value, ends, to, by) => {
       drawing.disc(`${key}.grip`, `grip ${kind}`, [x, y], 6);
-      drawing.handle(key, [x, y], { name, value: String(value), to, by });
+      drawing.handle(key, [x, y], { name, value: String(value), ends, to, by, set: (n) => own({ [key]: n }) });
     };
-    grip("R", "latent", C, BASE - latent, figure.word("rank"), R,
+    grip("R", "latent", C, BASE - latent, figure.word("rank"), R, ENDS.R,
       (x, y) => own({ R: (BASE - y) / TALL }), (dx, dy) => own({ R: R + 32 * (dx + dy) }));
-    grip("Dr", "rope", C, BASE + 4 + rope, figure.word("width"), Dr,
+    grip("Dr", "rope", C, BASE + 4 + rope, figure.word("width"), Dr, ENDS.Dr,
       (x, y) => own({ Dr: (y - BASE - 4) / TALL }), (dx, dy) => own({ Dr: Dr + 8 * (dx - dy) }));
-    grip("H", "recomputed", end + 4, 122, figure.word("count"), H,
+    grip("H", "recomputed", end + 4, 122, figure.word("count"), H, ENDS.H,
       (x) => own({ H: (8 * (x - 4 - HEADS)) / WIDE }), (dx, dy) => own({ H: H + 8 * (dx + dy) }));
   };
 
@@ -91,9 +92,9 @@
     usual: { model: "deepseek-v3", H: 128, R: 512, Dr: 64, D: 128, layers: 61, K: 3, tokens: 17 },
     mend(state) {
       if (!MODELS.includes(state.model)) state.model = MODELS[0];
-      const steps = { H: [8, 8, 160], R: [32, 32, 768], Dr: [8, 8, 128], D: [32, 32, 256], layers: [1, 1, 200], K: [1, 0, 3], tokens: [1, 10, 20] };
-      for (const [name, [step, least, most]] of Object.entries(steps))
-        state[name] = live.clamp(step * Math.round(state[name] / step), least, most);
+      const steps = { H: 8, R: 32, Dr: 8, D: 32, layers: 1, K: 1, tokens: 1 };
+      for (const [name, [least, most]] of Object.entries(ENDS))
+        state[name] = live.clamp(steps[name] * Math.round(state[name] / steps[name]), least, most);
     },
     said: { K: (n) => String(2 ** n), tokens: (n) => (2 ** n).toLocaleString("en") },
     compute, draw,

@@ -69,14 +69,14 @@
     const middle = 18 + unit * (starts[step] + longest[step] / 2);
     // From the step where a drag began, a little is enough to reach the next.
     const grip = drawing.handle("step", [middle, y], {
-      name: figure.word("step"), value: `${step}`, r: 14,
+      name: figure.word("step"), value: `${step}`, ends: [0, n - 1], set: moved, r: 14,
       to: (x) => {
         const [first, from] = grip.began, s = under(x);
         moved(s === first && Math.abs(x - from) > 9 ? s + Math.sign(x - from) : s);
       },
       by: (dx, dy) => moved(step + dx + dy),
     });
-    grip.onpointerdown = () => (grip.began = [step, middle]);
+    grip.start = () => (grip.began = [step, middle]);
   };
 
   const draw = (figure, state, result) => {

@@ -64,7 +64,8 @@
     const slot = length % size, tip = around(slot, size, 30);
     drawing.arrow("next", "", [X, Y], tip);
     drawing.handle("next.tip", tip, {
-      name: figure.word("next"), value: String(slot),
+      name: figure.word("next"), value: String(slot), ends: [0, size - 1],
+      set: (n) => figure.change({ ops: ops + "1".repeat((n - slot + size) % size) }),
       to: (x, y) => {
         const turn = Math.round(((Math.atan2(y - Y, x - X) + Math.PI / 2) * size) / (2 * Math.PI)) - slot;
         const way = ((turn % size) + size) % size;

@@ -57,7 +57,8 @@
     drawing.text("rate", `${side} on-row`, points[batch][0] + away, points[batch][1] + 18, `${short(rate)}/s`);
     const moved = (n) => figure.change({ batch: live.clamp(n, 0, last) });
     drawing.handle("batch", points[batch], {
-      name: figure.word("batch"), value: power(batch),
+      name: figure.word("batch"), value: power(batch), now: 2 ** batch, ends: [1, 2 ** last],
+      set: (n) => moved(Math.log2(n)),
       to: (px) => moved(Math.round(((px - x(0)) * last) / (right - x(0)))),
       by: (dx, dy) => moved(batch + dx + dy),
     });
@@ -81,9 +82,11 @@
       model: models[state.model].name, gpu: name, taken: short(taken / 1e9), memory: short(memory / 1e9), tokens,
       read: short(read), sums: short(sums), rate: short(rate), each: short(rate / count),
       first: short(Math.max(first, work)), share: short((100 * decode[1]) / read),
+      slower: live.number(result.slower), more: live.number(2 / result.slower), gain: live.number(result.gain),
     };
     const limit = sums > read ? "computing" : decode[1] > decode[0] ? "caching" : "weighing";
     const next = work > first ? "after_sums" : "after_bytes";
+    told.twice = figure.word(result.room ? limit === "caching" ? "more" : "slower" : "twice_full", told);
     const both = { step: figure.word(limit, told), then: figure.word(next, told) };
     figure.say(room ? figure.word("both", both) : figure.word("full", told));
   };

@@ -68,18 +68,19 @@
       figure.change({ i: i + moved, j: j + moved });
     };
     drawing.handle("move k", [at(j), 52], {
-      name: figure.word("key"), value: j, r: 13,
+      name: figure.word("key"), value: j, r: 14, ends: [0, i], set: (n) => figure.change({ j: n }),
       to: (x) => figure.change({ j: Math.min(i, to(x)) }), by: (dx, dy) => figure.change({ j: Math.min(i, j + dx + dy) }),
     });
     drawing.handle("move q", [at(i), 26], {
-      name: figure.word("query"), value: i, r: 13,
+      name: figure.word("query"), value: i, r: 14, ends: [j, END - 1], set: (n) => figure.change({ i: n }),
       to: (x) => figure.change({ i: Math.max(j, to(x)) }), by: (dx, dy) => figure.change({ i: Math.max(j, i + dx + dy) }),
     });
     // In the middle both are held: the distance stays.
     const middle = (i + j) / 2;
     drawing.disc("middle", "middle", [at(middle), 39], 3.5);
     drawing.handle("move both", [at(middle), 39], {
-      name: figure.word("both"), value: d, r: 8,
+      name: figure.word("both"), value: figure.word("places", { i, j }), r: 14,
+      now: j, ends: [0, END - 1 - d], set: (n) => both(n - j),
       to: (x) => both(Math.round((x - X) / STEP - middle)), by: (dx, dy) => both(dx + dy),
     });
   };
@@ -97,7 +98,7 @@
     drawing.text("trained", "small start soft", x(trained) + 4, 284, figure.word("unseen"));
     drawing.text("d", "small soft", x(trained / 2), 284, figure.word("distance"));
     drawing.handle("move score", [x(d), y(score)], {
-      name: figure.word("distance"), value: d, r: 16,
+      name: figure.word("distance"), value: d, r: 16, ends: [0, END - 1 - j], set: (n) => figure.change({ i: j + n }),
       to: (at) => figure.change({ i: live.clamp(j + Math.round((at - X) / STEP), j, END - 1) }),
       by: (dx, dy) => figure.change({ i: Math.max(j, j + d + dx + dy) }),
     });
@@ -120,11 +121,11 @@
     const { d, score, unseen, speeds, wavelength, code } = result;
     figure.code("code", [
       [`cos, sin = rope_table(torch.tensor([${j}, ${i}]), ${D}, theta=${base}.0${code ? "," : ")"}`],
-      ...(code ? [[`&nbsp; scaling=${code})`, "lit"]] : []),
+      code ? [`&nbsp; scaling=${code})`, "lit"] : ["&nbsp;"],
     ]);
     const numbers = {
       d, i, j, score: live.number(score), pair, trained: data.trained, unseen: unseen.length,
-      speed: live.number(speeds[pair], speeds[pair] < 0.1 ? 4 : 2), all: D / 2,
+      speed: speeds[pair] < 0.001 ? speeds[pair].toExponential(2) : live.number(speeds[pair], speeds[pair] < 0.1 ? 4 : 2), all: D / 2,
       wavelength: Math.round(wavelength).toLocaleString("en"), first: degrees(speeds[0]), grow: Math.round(100 * result.scale - 100),
     };
     const say = [d ? "score" : "together"];

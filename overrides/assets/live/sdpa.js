@@ -75,7 +75,7 @@
     figure.tasks("tasks", ["more", "same", "hide", last].map((word, n) => [figure.word(word), met[n] ?? false]));
     figure.code("code", [
       [`scores = q @ k.mT${state.scaled ? " / q.shape[-1] ** 0.5" : ""}`, state.scaled ? "" : "bad"],
-      ...(state.factor === 1 ? [] : [[`scores = scores * ${state.factor}`, "lit"]]),
+      [`scores = scores * ${state.factor}`, state.factor === 1 ? "dim" : "lit"],
       ["scores = scores.masked_fill(~mask, -torch.inf)", any ? "lit" : "dim"],
       ["weights = scores.softmax(dim=-1)", "", none ? "NaN" : figure.word("largest", { most: live.number(most) })],
       ["weights = weights.nan_to_num(0.0)", none ? "lit" : "dim"],

@@ -30,9 +30,10 @@
       drawing.text(`score${j}`, "", x(j), scores[j] < 0 ? bottom + 12 : top - 11, live.number(scores[j], 1));
       drawing.text(`name${j}`, "soft", x(j), 248, `s${INDEX[j]}`);
       drawing.handle(`hold${j}`, [x(j), y(scores[j])], {
-        name: `s${INDEX[j]}`, value: live.number(scores[j], 1), r: 30,
+        name: `s${INDEX[j]}`, value: live.number(scores[j], 1), now: scores[j], ends: [LEAST, MOST], r: 30,
+        set: (score) => change(j, score),
         to: (_, place) => change(j, (140 - place) / 28),
-        by: (_, steps) => change(j, scores[j] + steps / 10),
+        by: (dx, dy) => change(j, scores[j] + (dx + dy) / 10),
       });
     }
   };

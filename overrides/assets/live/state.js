@@ -64,20 +64,45 @@
       drawing.arrow(`k${j}`, kind, middle, tip, `k${INDEX[j]}`);
       const turn = (degrees) => figure.change({ k: moved(k, j, [(Math.round(degrees) + 720) % 360]) });
       drawing.handle(`k${j}.tip`, tip, {
-        name: `k${INDEX[j]}`, value: `${k[j]}°`,
+        name: `k${INDEX[j]}`, value: `${k[j]}°`, now: k[j], ends: [0, 359], set: turn,
         to: (x, y) => turn((Math.atan2(107 - y, x - 200) * 180) / Math.PI),
         by: (dx, dy) => turn(k[j] + 3 * (dx + dy)),
       });
     }
   };
 
+  // Where a name stands clear of what is there: beyond its point, or beside it.
+  const clear = (taken, [x, y], beyond) => {
+    const turns = [0, 1, -1, 2, -2, 3, -3, 4].map((n) => Math.atan2(beyond[1], beyond[0]) + (n * Math.PI) / 4);
+    const places = [16, 30].flatMap((r) => turns.map((turn) => [x + r * Math.cos(turn), y + r * Math.sin(turn)]));
+    const room = (at) => Math.min(22, ...[at[0], 400 - at[0], at[1], 214 - at[1]].map((z) => 2 * z - 10),
+      ...taken.map((other) => Math.hypot(other[0] - at[0], other[1] - at[1])));
+    const best = places.reduce((a, b) => (room(b) > room(a) + 1 ? b : a));
+    taken.push(best);
+    return best;
+  };
+
   const drawValues = (figure, { v, t }, { values, reads }) => {
     const drawing = figure.svg("values", 400, 214, figure.word("values"));
-    const plane = drawing.plane(UNIT);
-    for (const j of SIX.slice(0, t)) drawing.line(`miss${j}`, "ray recomputed", plane.at(reads[j]), plane.at(values[j]));
-    for (const j of SIX)
-      plane.vector(`v${INDEX[j]}`, j < t ? "value" : "value dim", values[j], (end) => figure.change({ v: moved(v, 2 * j, end) }));
-    for (const j of SIX.slice(0, t)) drawing.disc(`read${j}`, "out", plane.at(reads[j]), 5);
+    const plane = drawing.plane(UNIT), done = SIX.slice(0, t);
+    // What is read further out is an arrow at the edge.
+    const away = reads.map((read) => [UNIT * read[0], -UNIT * read[1]]);
+    const within = away.map(([x, y]) => Math.min(1, 194 / Math.abs(x), 101 / Math.abs(y)));
+    const dots = away.map((way, j) => way.map((z, d) => [200, 107][d] + within[j] * z));
+    const taken = [...dots, ...values.map(plane.at)];
+    for (const j of done) drawing.line(`miss${j}`, "ray recomputed", dots[j], plane.at(values[j]));
+    for (const j of SIX) {
+      const name = `v${INDEX[j]}`, kind = j < t ? "value" : "value dim";
+      plane.vector(name, kind, values[j], (end) => figure.change({ v: moved(v, 2 * j, end) }));
+      drawing.text(`${name}.name`, kind, ...clear(taken, plane.at(values[j]), [values[j][0], -values[j][1]]), name);
+    }
+    for (const j of done) {
+      const [x, y] = dots[j], far = within[j] < 1, length = Math.hypot(...away[j]);
+      if (far) drawing.arrow(`far${j}`, "", away[j].map((z, d) => dots[j][d] - (14 * z) / length), dots[j]);
+      else drawing.disc(`read${j}`, "out", [x, y], 5);
+      const from = values[j].map((z, d) => (d ? -1 : 1) * (reads[j][d] - z));
+      drawing.text(`read${j}.name`, "key small", ...clear(taken, [x, y], far ? away[j].map((z) => -z) : from), `k${INDEX[j]}`);
+    }
   };
 
   // A matrix as cells: the further from 0, the fuller; below 0 without colour.
@@ -163,13 +188,14 @@
       state.beta = live.clamp(state.beta, 0, 1);
       state.decay = live.clamp(state.decay, 0.1, 1);
       state.k = state.k.map((z) => live.clamp(z, 0, 360));
-      state.v = state.v.map((z) => live.clamp(z, -4, 4));
+      state.v = state.v.map((z) => live.clamp(z, -4.45, 4.45)); // as far as the plane
     },
     said: {
       t: (t) => `${t} / 6`,
       beta: (value, figure) => rate(value, figure, "delta", "gated"),
       decay: (value, figure) => rate(value, figure, "decay", "gated"),
     },
+    off: ({ rule }) => [...(rule === "linear" || rule === "decay" ? ["beta"] : []), ...(rule === "linear" || rule === "delta" ? ["decay"] : [])],
     compute, draw,
   });
 }

@@ -62,7 +62,48 @@ def test_its_numbers_are_those_of_the_package(show, model):
     equal([[r["here"], r["limit"]] for r in results], crossings)
     names = ("expanded", "latent", "absorbed")
     assert [names[r["best"]] for r in results] == forms
-    equal([r["flops"] for r in results], torch.tensor(parts)[..., :2].sum(-1))
+    flops = torch.tensor(parts)[..., :2].sum(-1)
+    equal([r["flops"] for r in results], flops)
+    # As the figure says of every state with a cache.
+    assert (flops[:, 0] <= flops[:, 1:].amin(-1)).all()
+
+
+def said(page, name, **state):
+    return page.evaluate(
+        """([name, state]) => {
+          const box = document.querySelector(`[data-live="${name}"]`);
+          box.figure.change({ ...live.figures[name].usual, ...state });
+          return box.querySelector(".said").textContent;
+        }""",
+        [name, state],
+    )
+
+
+@pytest.mark.parametrize("model", absorption.MODELS)
+def test_what_it_says_follows_the_form_and_the_crossover(show, model):
+    page = show("absorb")
+    for cache, T in ((4, 16), (5, 16), (12, 16), (12, 164), (17, 4096)):
+        for form in ("expanded", "latent", "absorbed"):
+            state = {"model": model, "cache": cache, "T": T, "form": form}
+            text = said(page, "absorb", **state)
+            (result,) = computed(page, "absorb", [state])
+            _, latent, absorbed = result["flops"]
+            assert text.startswith(form.capitalize())
+            if cache == 4:
+                assert "never saves FLOPs" in text
+                assert absorbed >= latent
+                continue
+            ratio = latent / absorbed
+            assert ("within 5%" in text) == (1 / 1.05 < ratio < 1.05)
+            for times, first in (
+                (ratio, "latent"),
+                (1 / ratio, "absorbed"),
+            ):
+                sentence = f"The {first} form needs {times:.1f} times the FLOPs"
+                assert (sentence in text) == (times >= 1.05)
+            here, limit = round(result["here"]), round(result["limit"])
+            assert f"brings {here} new tokens" in text
+            assert f"({limit} in a long cache)" in text
 
 
 def test_terms_are_the_products_that_add_up_to_a_function():

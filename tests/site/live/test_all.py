@@ -66,6 +66,8 @@ def test_a_figure_is_moved_by_hand_and_its_address_keeps_it(show, name):
         page.mouse.down()
         page.mouse.move(x - 17, y + 23, steps=3)
         page.mouse.up()
+        held = "mark => mark === document.activeElement"
+        assert handle.evaluate(held), f"another than {label} lies above it"
         changed(f"{label} by mouse")
         before = live.drawn(page)
         handle.focus()
@@ -106,6 +108,53 @@ def test_a_figure_is_moved_by_hand_and_its_address_keeps_it(show, name):
         button.click()
         changed(f"the button {button.text_content()}")
     assert page.faults == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_home_and_end_lead_to_the_ends_that_a_handle_names(show, name):
+    """And never scroll the page away."""
+    page = show(name)
+    page.set_viewport_size({"width": 1440, "height": 300})
+    handles = page.locator(".live .hit")
+
+    def value(handle, which="now"):
+        return float(handle.get_attribute(f"aria-value{which}"))
+
+    for handle in handles.all():
+        handle.focus()
+        page.evaluate("scrollTo(0, 100)")
+        for key, end in (("End", "max"), ("Home", "min")):
+            assert value(handle, "min") <= value(handle) <= value(handle, "max")
+            want = value(handle, end)
+            handle.press(key)
+            label = handle.get_attribute("aria-label")
+            # A step of another size may stop short of an end.
+            assert value(handle) == pytest.approx(want, abs=0.05), label
+            assert page.evaluate("scrollY") == 100
+    assert page.faults == []
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "off"),
+    [
+        ("state", {"rule": "linear"}, {"beta", "decay"}),
+        ("state", {"rule": "decay"}, {"beta"}),
+        ("state", {"rule": "delta"}, {"decay"}),
+        ("state", {"rule": "gated"}, set()),
+        ("bits", {"bits": "fp8"}, {"along", "group"}),
+        ("bits", {"bits": "8"}, set()),
+    ],
+)
+def test_a_field_without_an_effect_is_off(show, name, state, off):
+    page = show(name)
+    page.evaluate(
+        "([name, state]) => "
+        'document.querySelector(`[data-live="${name}"]`).figure.change(state)',
+        [name, state],
+    )
+    names = "fields => fields.map((field) => field.name)"
+    found = page.locator(".live :disabled").evaluate_all(names)
+    assert {*found} == off
 
 
 @pytest.mark.parametrize("name", NAMES)

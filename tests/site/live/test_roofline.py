@@ -91,6 +91,52 @@ def test_its_times_are_those_of_the_package(show):
         assert rate == pytest.approx(1e3 * 2 ** state["batch"] / slower)
         assert result["taken"] == stored
         assert fits == (stored <= gpu.memory)
+        twice = {**state, "batch": state["batch"] + 1}
+        later, _, more = least([*operations.DENSE][state["model"]], gpu, twice)
+        assert result["slower"] == pytest.approx(
+            max(sum(later[:2]), sum(later[2:])) / slower
+        )
+        assert result["room"] == (more <= gpu.memory)
+        half = decode[0] + decode[1] / 2
+        assert result["gain"] == pytest.approx(
+            slower / max(half, sum(decode[2:]))
+        )
+
+
+def test_what_more_sequences_cost_is_a_number(show):
+    """As is what a smaller cache brings: no word stands for either."""
+    page = show("roofline")
+    for state in (
+        {},
+        {"batch": 4},
+        {"model": 2, "gpu": 3, "ranks": 4, "weights": "int4", "cache": "int4"},
+        {"batch": 10, "tokens": 9},
+        {"batch": 7},
+    ):
+        (result,) = computed(page, "roofline", [state])
+        text = page.evaluate(
+            """(state) => {
+              const { figure } = document.querySelector(".live");
+              figure.change({ ...live.figures.roofline.usual, ...state });
+              return figure.box.querySelector(".said").textContent;
+            }""",
+            state,
+        )
+        if not result["line"][state.get("batch", 3)][1]:
+            assert text.startswith("No room")
+            continue
+        read, work = sum(result["decode"][:2]), sum(result["decode"][2:])
+        by_cache = work <= read and result["decode"][1] > result["decode"][0]
+        twice = (
+            "There is no room for twice as many."
+            if not result["room"]
+            else f"Twice the sequences bring {2 / result['slower']:.2f} times"
+            if by_cache
+            else f"Twice the sequences take {result['slower']:.2f} times"
+        )
+        assert twice in text
+        half = f"half the size brings {result['gain']:.2f} times the tokens"
+        assert (half in text) == by_cache
 
 
 @pytest.mark.parametrize("id", operations.DENSE)

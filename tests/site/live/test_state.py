@@ -46,3 +46,53 @@ def test_its_states_are_those_of_the_package(show):
     equal([r["chunk"]["state"] for r in results], torch.stack(wants))
     for result, read in zip(results, reads, strict=True):
         equal(result["reads"], read)
+
+
+def test_what_it_says_of_the_earlier_keys_is_what_the_bars_show(show):
+    """With every rule: which of them is furthest off, or that none is."""
+    page = show("state")
+    for rule in RULES:
+        for t in range(2, 7):
+            for k in ([8, 100, 28, 155, 290, 120], [0, 90, 0, 90, 0, 90]):
+                part = {"rule": rule, "t": t, "beta": 0.7, "k": k}
+                text, errors = page.evaluate(
+                    """(part) => {
+                      const { figure } = document.querySelector(".live");
+                      figure.change({ ...live.figures.state.usual, ...part });
+                      const said = figure.box.querySelector(".said");
+                      return [said.textContent, figure.result.errors];
+                    }""",
+                    part,
+                )
+                *earlier, last = errors
+                most = max(earlier)
+                n = earlier.index(most)
+                key = f"k{'₁₂₃₄₅₆'[n]} is furthest off: it misses its value by"
+                assert (f"{key} {most:.2f}" in text) == (most >= 0.005)
+                assert ("still reads its value" in text) == (most < 0.005)
+                assert ("exactly" in text) == (last < 0.005)
+
+
+def test_what_is_read_never_leaves_the_plane(show):
+    """Beyond its edge stands an arrow; each name has a place of its own."""
+    page = show("state")
+    for rule in RULES:
+        names = page.evaluate(
+            """(rule) => {
+              const { figure } = document.querySelector(".live");
+              figure.change({ ...live.figures.state.usual, rule, t: 6 });
+              const svg = figure.stage.querySelectorAll("svg")[1];
+              return [...svg.querySelectorAll("text")].map((text) => {
+                const { x, y, width, height } = text.getBBox();
+                return [text.textContent, x, y, x + width, y + height];
+              });
+            }""",
+            rule,
+        )
+        assert len(names) == 12
+        for i, (name, left, top, right, bottom) in enumerate(names):
+            assert 0 <= left < right <= 400, name
+            assert 0 <= top < bottom <= 214, name
+            for other, x, y, end, low in names[:i]:
+                apart = left >= end or right <= x or top >= low or bottom <= y
+                assert apart, f"{rule}: {name} over {other}"
