@@ -42,7 +42,7 @@ def answers(python: str, engine: str) -> dict[str, list[str]] | None:
     rows = json.loads(asked.stdout.strip().splitlines()[-1])
     return {
         behaviour: [answer, mistake or "", words if answer == REFUSED else ""]
-        for behaviour, _, answer, mistake, _, words in rows
+        for behaviour, _, answer, mistake, _, words, _ in rows
     }
 
 

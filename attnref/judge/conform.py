@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -25,9 +26,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnref.judge.arrays import as_tensor, in_words, one_line
 from attnref.judge.catalogue import PLAIN, Plain, catalogue, place_of
 from attnref.judge.differences import largest, largest_difference
-from attnref.judge.histories import one_line, operations, shortest
+from attnref.judge.histories import ROOM, operations, shortest
 from attnref.words import Text, message
 
 OPTIONS = {"mask", "causal", "scale", "softcap", "sinks", "window", "dropout"}
@@ -42,12 +44,19 @@ FUNCTIONS = {
 ENGINES = "attnref.judge.engines"
 REFUSED, ABSENT, OTHER = "refused", "not-offered", "other"
 DIFFERS = "differs"  # a cache, from lists
+# Conventions that add an answer to others.
+NUMBERS = "added", "nonzero-may-attend", "nonzero-is-hidden"
+POLARITIES = "true-may-attend", "true-is-hidden"
 TOLERANCE = 2e-3  # of the largest element: engines compute in float32
 Answers = dict[str, Tensor]
 
 
 class RefusalError(Exception):
     """An engine raised an error: what it said."""
+
+
+class ReturnError(Exception):
+    """What an adapter returned is not what it should: in words."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,7 @@ class Conventions:
     alignment: str = "bottom-right"
     window: str = "W"
     log_sum_exp: str = "natural"
+    numbers: str = "added"  # what numbers of a mask do
     dtype: torch.dtype = torch.float64  # in which answers are computed
 
     def shared(self, x: Tensor, H: int) -> Tensor:
@@ -144,6 +154,7 @@ class Answer(NamedTuple):
     mistake: str | None
     page: str
     detail: str = ""
+    broken: bool = False  # no output at all, for the adapter is wrong
 
     def as_json(self) -> dict[str, str | None]:
         return {
@@ -151,6 +162,7 @@ class Answer(NamedTuple):
             "engine": self.engine,
             "is": self.answer,
             "mistake": self.mistake,
+            "words": self.detail,
             "page": self.page,
         }
 
@@ -168,14 +180,19 @@ class Engine:
         found = {x: getattr(module, y or x, None) for x, y in names.items()}
         self.functions = {x: y for x, y in found.items() if callable(y)}
         self.cache = getattr(module, "Cache", None)
-        self.operations = operations(self.cache) if self.cache else set[str]()
+        self.operations = operations_of(self.cache)
         if not (self.cache or "attend" in self.functions):
             raise ValueError(message("{} has no function {}", name, attend))
+        check_expected(self.expected)
         function = self.functions.get("attend", lambda q, k, v: v)
         parameters = inspect.signature(function).parameters
-        every = inspect.Parameter.VAR_KEYWORD
-        takes_all = any(x.kind == every for x in parameters.values())
-        self.options = {x for x in OPTIONS if takes_all or x in parameters}
+        self.options = OPTIONS & parameters.keys()
+        # What stands behind q, k and v and is nothing that is asked for.
+        self.others = [
+            str(x).partition("=")[0].partition(":")[0]
+            for x in [*parameters.values()][3:]
+            if x.name not in OPTIONS
+        ]
         # Options without a default are passed, too, where none is asked for.
         self.blank = {
             x: False if x == "causal" else None
@@ -197,12 +214,28 @@ class Engine:
             call in self.functions or (call == "cache" and bool(self.cache))
         )
 
+    def lacks(self, behaviour: Behaviour) -> str:
+        """What this behaviour needs and the adapter does not have."""
+        call = "attend" if behaviour.call == "inputs" else behaviour.call
+        if call == "cache" and self.cache is None:
+            return message("there is no class Cache")
+        if call == "cache":
+            lacking = set(behaviour.needs) - self.operations
+            return message("Cache has no {}", ", ".join(sorted(lacking)))
+        if call not in self.functions:
+            return message("there is no function {}", call)
+        lacking = set(behaviour.needs) - self.options
+        text = "attend has no argument {}"
+        return message(text, ", ".join(sorted(lacking)))
+
     def _takes(self, arrays: str) -> bool:
         self.arrays, x = arrays, torch.ones(1, 1, 1, 2)
         try:
             self("attend", {"q": x, "k": x, "v": x})
         except RefusalError:
             return False
+        except ReturnError:
+            pass  # it took them
         return True
 
     def __call__(self, function: str, inputs: dict[str, Any]) -> list[Tensor]:
@@ -214,10 +247,9 @@ class Engine:
         tensors = [options.pop(name) for name in FUNCTIONS[function]]
         try:
             output = self.functions[function](*tensors, **options)
-            several = isinstance(output, tuple | list)
-            outputs = [*map(as_tensor, output if several else [output])]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RefusalError(one_line(error)) from error
+        outputs = as_tensors(output, function, inputs)
         self.modified |= any(
             distance(as_tensor(arrays[name]), x) > 0
             for name, x in inputs.items()
@@ -231,13 +263,73 @@ class Engine:
         )
 
 
-def as_tensor(output: Any) -> Tensor:
-    """The output of any library: a tensor, or what NumPy can read."""
-    if isinstance(output, Tensor):
-        return output.detach()
-    import numpy
+def as_tensors(
+    output: Any, function: str, inputs: dict[str, Any]
+) -> list[Tensor]:
+    """As many as this function should return."""
+    count = 3 if function == "gradients" else 1
+    if inputs.get("log_sum_exp"):
+        count, function = 2, "attend(log_sum_exp=True)"
+    several = isinstance(output, tuple | list)
+    try:
+        outputs = [*map(as_tensor, output if several else [output])]
+        kinds = [x.dtype for x in outputs]
+    except Exception:  # NumPy has no array of it
+        kinds = []
+    if len(kinds) != count or any(x.is_complex for x in kinds):
+        right = message("an array" if count == 1 else "{} arrays", count)
+        text = "{} returned {}, not {}"
+        raise ReturnError(message(text, function, in_words(output), right))
+    for name, x in zip("qkv", outputs if count == 3 else (), strict=False):
+        if x.shape != inputs[name].shape:
+            text = "the gradient of {} is {}, not {}"
+            shapes = (*x.shape,), (*inputs[name].shape,)
+            raise ReturnError(message(text, name, *shapes))
+    return outputs
 
-    return torch.from_numpy(numpy.array(output))
+
+def operations_of(kind: Any) -> set[str]:
+    """What a class of caches can do; without one, nothing."""
+    if kind is None:
+        return set()
+    try:
+        cache = kind()
+    except Exception as error:
+        text = "Cache() raises {}: it is made without arguments"
+        raise ValueError(message(text, one_line(error))) from error
+    if not callable(getattr(cache, "append", None)):
+        raise ValueError(message("Cache has no append"))
+    window = getattr(cache, "window", None)
+    if window is not None and not 0 < window < ROOM:
+        text = "Cache.window is {}: write a small one, such as 4, since a "
+        text += "history has {} tokens"
+        raise ValueError(message(text, window, ROOM))
+    return operations(kind)
+
+
+def known_answers(behaviour: Behaviour) -> list[str]:
+    """The words that an engine may get, but for OTHER and DIFFERS."""
+    if behaviour.call == "cache":
+        return ["right", REFUSED, ABSENT]
+    if behaviour.call == "inputs":
+        return ["unchanged", "modified", ABSENT]
+    names = dict[str, None]()
+    for numbers, polarity in product(NUMBERS, POLARITIES):
+        conventions = Conventions(numbers=numbers, polarity=polarity)
+        names |= dict.fromkeys(question_of(behaviour.id, conventions).answers)
+    return [*names, REFUSED, ABSENT]
+
+
+def check_expected(expected: dict[str, str]) -> None:
+    """Raise an error for what no engine can be expected to do."""
+    for id, answer in dict(expected).items():
+        if id not in behaviours():
+            raise ValueError(message("EXPECTED: there is no behaviour {}", id))
+        answers = known_answers(behaviours()[id])
+        if answer not in (*answers, OTHER, DIFFERS):
+            text = "EXPECTED: {} has no answer {}; it has {}"
+            names = message(", ").join(answers)
+            raise ValueError(message(text, id, answer, names))
 
 
 def load(path: str) -> Engine:
@@ -251,10 +343,15 @@ def load(path: str) -> Engine:
     folder = str(Path(file).resolve().parent)
     sys.path.insert(0, folder)  # as for a script: what lies beside it
     try:
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            raise ValueError(one_line(error)) from error
         return Engine(name, module, function or "attend")
     except Exception as error:
-        raise ValueError(message("{}: {}", file, one_line(error))) from error
+        ours = isinstance(error, ValueError)
+        said = str(error) if ours else one_line(error)
+        raise ValueError(message("{}: {}", file, said)) from error
     finally:
         sys.path.remove(folder)
 
@@ -297,7 +394,13 @@ def nearest(output: Tensor, question: Question) -> tuple[str, float]:
     """The answer that the output is, or OTHER; and the least distance."""
     gaps = {x: distance(output, y) for x, y in question.answers.items()}
     name = min(gaps, key=gaps.__getitem__)
-    return (name if gaps[name] <= question.tolerance else OTHER), gaps[name]
+    tolerance = max(question.tolerance, precision(output))
+    return (name if gaps[name] <= tolerance else OTHER), gaps[name]
+
+
+def precision(output: Tensor) -> float:
+    """How far rounding takes an output of this dtype: bfloat16 has 8 bits."""
+    return 0.03 if output.dtype == torch.bfloat16 else 0.0
 
 
 # The functions of plain forms that compute what an engine does: attention
@@ -402,7 +505,7 @@ def ask(
         return Answer(id, engine.name, name, None, page, detail)
 
     if not engine.offers(behaviour):
-        return answer(ABSENT), []
+        return answer(ABSENT, engine.lacks(behaviour)), []
     if behaviour.call == "inputs":  # those of all calls before
         if engine.modified:
             return answer("modified"), ["input-modified"]
@@ -415,14 +518,32 @@ def ask(
         output = question.read(engine(behaviour.call, question.inputs))
     except RefusalError as refusal:
         return answer(REFUSED, str(refusal)), []
+    except ReturnError as error:
+        return answer(OTHER, str(error))._replace(broken=True), []
     name, gap = nearest(output, question)
     if name in question.named:
         return answer(name), [question.named[name]]
     if name not in (OTHER, *question.faults):
         return answer(name), []
-    off = message("off by {} of the largest element", f"{gap:.2g}")
     mistakes = mistakes_of(output, id, conventions, tile)
-    return answer(name, off if name == OTHER else ""), mistakes
+    far = how_far(output, question, gap) if name == OTHER else ""
+    return answer(name, far), mistakes
+
+
+def how_far(output: Tensor, question: Question, gap: float) -> str:
+    """Why an output is no answer: its shape, NaN, or a distance."""
+    shapes = {(*x.shape,) for x in question.answers.values()}
+    shape, right = (*output.shape,), next(iter(shapes))
+    if shape not in shapes:
+        text = "the output is {}, not {}"
+        if len(shape) == 4 and [shape[n] for n in (0, 2, 1, 3)] == [*right]:
+            text = "the output is {}, not {}: swap axes 1 and 2"
+        return message(text, shape, right)
+    odd = int((~output.isfinite()).sum())
+    if odd and gap == torch.inf:
+        text = "{} of {} elements are NaN or infinite"
+        return message(text, odd, output.numel())
+    return message("off by {} of the largest element", f"{gap:.2g}")
 
 
 def compared_with_lists(
@@ -438,13 +559,16 @@ def compared_with_lists(
     return "right", ""
 
 
-def conform(engine: Engine) -> list[Answer]:
+def conform(
+    engine: Engine, asking: Callable[[str], None] | None = None
+) -> list[Answer]:
     """All behaviours of an engine, in the order of the table.
 
-    Several mistakes may have the same output; of these that one is named which
-    explains most of the answers.
+    `asking` is told of each before it is asked. Several mistakes may have the
+    same output; of these that one is named which explains most of the answers.
+    If every call of `attend` fails, it is an error: nothing was asked.
     """
-    rows = answers_in_order(engine)
+    rows = answers_in_order(engine, asking)
     wrong = [n for n, row in enumerate(rows) if row[1].answer == OTHER]
     for tile in TILES:
         if wrong and not any(mistakes for *_, mistakes in rows):
@@ -453,21 +577,64 @@ def conform(engine: Engine) -> list[Answer]:
                 asked = ask(engine, behaviour, rows[n][0], tile)
                 rows[n] = (rows[n][0], *asked)
     explained = Counter(x for *_, mistakes in rows for x in mistakes)
-    return [
+    answers = [
         answer._replace(mistake=max(mistakes, key=explained.__getitem__))
         if mistakes
         else answer
         for _, answer, mistakes in rows
     ]
+    return check_calls(engine, answers)
+
+
+def check_calls(engine: Engine, answers: list[Answer]) -> list[Answer]:
+    """The answers, of which those of a function are broken if each of its calls
+    fails. If it is `attend`, nothing was asked, and that is an error."""
+    for function in engine.functions:
+        of_it = [
+            x
+            for x in answers
+            if behaviours()[x.behaviour].call == function and x.answer != ABSENT
+        ]
+        if len(of_it) > 1 and all(
+            x.answer == REFUSED or x.broken for x in of_it
+        ):
+            text, words = "{}: every call of {} fails: {}", of_it[0].detail
+            if function == "attend":
+                raise ValueError(message(text, engine.name, function, words))
+            answers = [
+                x._replace(broken=True) if x in of_it else x for x in answers
+            ]
+    return answers
+
+
+def failure(answer: Answer, expected: dict[str, str]) -> str:
+    """Why a test of this answer fails, or "": it is a mistake, or is not what
+    the adapter expects; or nothing is expected and no convention has it."""
+    name, choice = answer.answer, expected.get(answer.behaviour)
+    if answer.mistake:
+        return message("the mistake {}", answer.mistake)
+    if choice and name != choice:
+        text = message("{}, where {} is expected", name, choice)
+    elif name == REFUSED and answer.broken and not choice:
+        text = message("every call is refused")
+    elif name == DIFFERS and not choice:
+        text = message("not as lists are")
+    elif name == OTHER and not choice:
+        text = message("no convention has this output")
+    else:
+        return ""
+    return message("{}: {}", text, answer.detail) if answer.detail else text
 
 
 def answers_in_order(
-    engine: Engine,
+    engine: Engine, asking: Callable[[str], None] | None = None
 ) -> list[tuple[Conventions, Answer, list[str]]]:
     """In the conventions that the answers before have settled, each with the
     mistakes that would give it."""
     conventions, rows = Conventions(), []
     for behaviour in behaviours().values():
+        if asking:
+            asking(behaviour.id)
         answer, mistakes = ask(engine, behaviour, conventions)
         rows.append((conventions, answer, mistakes))
         field = SETTLES.get(behaviour.id)
@@ -475,10 +642,12 @@ def answers_in_order(
         if field and not unclear:
             choice: dict[str, Any] = {field: answer.answer}
             conventions = replace(conventions, **choice)
-        if field == "polarity" and answer.answer == REFUSED:
+        if field == "polarity" and answer.answer != ABSENT:
             numbers = behaviours()["mask-of-numbers"]
-            if ask(engine, numbers, conventions)[0].answer == "added":
-                conventions = replace(conventions, polarity="numbers")
+            choice = {"numbers": ask(engine, numbers, conventions)[0].answer}
+            if answer.answer == REFUSED and choice["numbers"] == "added":
+                choice["polarity"] = "numbers"
+            conventions = replace(conventions, **choice)
     return rows
 
 

@@ -3,7 +3,8 @@
 A known mistake fails, as does an output that no convention explains, and a
 cache that does not hold what lists hold: the shortest history is printed.
 Choices that the adapter declares, `EXPECTED = {"alignment": "top-left"}`, must
-be what the engine does.
+be what the engine does. `attnref conform` ends with 1 for the same. The tests
+that pytest would run anyway are run, too.
 """
 
 from collections.abc import Iterator
@@ -20,67 +21,66 @@ OPTION = "--attnref"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attnref")
-    words = "ask this attention engine what it does: attnref conform --stub"
-    group.addoption(OPTION, metavar="ADAPTER.py", help=words)
+    words = "ask this attention engine what it does, besides the other tests; "
+    words += "may be given more than once: attnref conform --stub"
+    name = "ADAPTER.py"
+    group.addoption(
+        OPTION, metavar=name, action="append", default=[], help=words
+    )
+
+
+def adapters(config: pytest.Config) -> dict[Path, str]:
+    """As they were passed, by the file that each is."""
+    return {Path(x).resolve(): x for x in config.getoption(OPTION)}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if adapter := config.getoption(OPTION):
-        paths = config.args_source == pytest.Config.ArgsSource.ARGS
-        config.args = [*(config.args if paths else ()), adapter]
+    folders = [Path(x.partition("::")[0]).resolve() for x in config.args]
+    for path, passed in adapters(config).items():
+        # In a folder that is collected, it is found there.
+        if not any(path.is_relative_to(x) for x in folders):
+            config.args = [*config.args, passed]
 
 
 def pytest_collect_file(
     file_path: Path, parent: pytest.Collector
 ) -> pytest.Collector | None:
-    adapter = parent.config.getoption(OPTION)
-    if not adapter or Path(adapter).resolve() != file_path.resolve():
+    if file_path.resolve() not in adapters(parent.config):
         return None
     return Adapter.from_parent(parent, path=file_path)
 
 
 class Adapter(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
-        from attnref.judge.conform import ABSENT, behaviours, conform, load
+        from attnref.judge.conform import ABSENT, conform, load
 
         try:
             engine = load(str(self.path))
+            answers = conform(engine)
         except ValueError as error:
             raise self.CollectError(str(error)) from error
-        if unknown := engine.expected.keys() - behaviours().keys():
-            text = f"EXPECTED has unknown behaviours: {sorted(unknown)}"
-            raise self.CollectError(text)
-        for answer in conform(engine):
-            expected = engine.expected.get(answer.behaviour)
-            if expected or answer.answer != ABSENT:
-                values: Any = {"answer": answer, "expected": expected}
+        for answer in answers:
+            if answer.behaviour in engine.expected or answer.answer != ABSENT:
+                values: Any = {"answer": answer, "expected": engine.expected}
                 name = answer.behaviour
                 yield BehaviourItem.from_parent(self, name=name, **values)
 
 
 class BehaviourItem(pytest.Item):
     def __init__(
-        self, *, answer: "Answer", expected: str | None, **rest: Any
+        self, *, answer: "Answer", expected: dict[str, str], **rest: Any
     ) -> None:
         super().__init__(**rest)
         self.answer, self.expected = answer, expected
 
     def runtest(self) -> None:
-        from attnref.judge.conform import DIFFERS, OTHER, REFUSED
+        from attnref.judge.conform import REFUSED, failure
 
-        name, detail = self.answer.answer, self.answer.detail
-        if self.answer.mistake:
-            pytest.fail(f"the mistake {self.answer.mistake}", pytrace=False)
-        if self.expected and name != self.expected:
-            text = f"{name}, where {self.expected} is expected. {detail}"
+        if text := failure(self.answer, self.expected):
             pytest.fail(text, pytrace=False)
-        if name == DIFFERS:
-            pytest.fail(f"not as lists are: {detail}", pytrace=False)
-        if name == OTHER:
-            text = f"no convention has this output: {detail}"
-            pytest.fail(text, pytrace=False)
-        if name == REFUSED and not self.expected:
-            pytest.skip(f"refused: {detail}")
+        refused = self.answer.answer == REFUSED
+        if refused and self.answer.behaviour not in self.expected:
+            pytest.skip(f"refused: {self.answer.detail}")
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, self.name

@@ -252,18 +252,22 @@ def empty_row(c: Conventions) -> Question:
 
 
 def empty_row_of_minus_infinity(c: Conventions) -> Question:
-    qkv, mask = heads(), some(1, 1, 3, 5)
-    mask[..., 1, :] = False
-    added = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
-    return Question(inputs(*qkv, mask=added), rows(c, qkv, mask))
+    return hidden_by(c, -torch.inf)
 
 
 def empty_row_of_the_least_number(c: Conventions) -> Question:
+    return hidden_by(c, torch.finfo(torch.float32).min)
+
+
+def hidden_by(c: Conventions, number: float) -> Question:
+    """A row is empty in a mask of 0 and this number."""
     qkv, mask = heads(), some(1, 1, 3, 5)
     mask[..., 1, :] = False
-    least = torch.finfo(torch.float32).min
-    added = torch.zeros(mask.shape).masked_fill(~mask, least)
-    return Question(inputs(*qkv, mask=added), rows(c, qkv, mask))
+    added = torch.zeros(mask.shape).masked_fill(~mask, number)
+    answers = rows(c, qkv, mask)
+    if c.numbers == "nonzero-may-attend":  # then 0 hides, and a row sees all
+        answers[c.numbers] = c.attend(RIGHT, *qkv, ~mask)
+    return Question(inputs(*qkv, mask=added), answers)
 
 
 def mask_of_numbers(c: Conventions) -> Question:
@@ -274,7 +278,11 @@ def mask_of_numbers(c: Conventions) -> Question:
 
     answers = {"added": form(RIGHT), "added-before-scale": form(RIGHT, 0.25)}
     answers["nonzero-may-attend"] = c.attend(RIGHT, q, k, v, added != 0)
-    answers["nonzero-is-hidden"] = c.attend(RIGHT, q, k, v, added == 0)
+    nothing = rows(c, (q, k, v), added == 0)
+    answers["nonzero-is-hidden"] = nothing["zero"]
+    if c.polarity == "true-is-hidden":
+        for fill in ("mean", "nan"):
+            answers[f"nonzero-is-hidden-{fill}"] = nothing[fill]
     return Question(inputs(q, k, v, mask=added), answers, form)
 
 
@@ -372,6 +380,13 @@ def softcap_and_numbers(c: Conventions) -> Question:
     early = (scale * 2.0 * (z / scale / 2.0).tanh() + added).softmax(dim=-1)
     answers = {"capped-too": form(RIGHT), "not-capped": late}
     answers["capped-before-scale"] = early @ v.double()
+    # None of these numbers is 0: read as bools, they are all the same.
+    if c.numbers == "nonzero-may-attend":
+        answers[c.numbers] = c.attend(RIGHT, q, k, v, softcap=2.0)
+    elif c.numbers.startswith("nonzero-is-hidden"):
+        fill = c.numbers.removeprefix("nonzero-is-hidden").strip("-")
+        nothing = rows(c, (q, k, v), added == 0)
+        answers[c.numbers] = nothing[fill or "zero"]
     given = inputs(q, k, v, mask=added, softcap=2.0)
     return Question(given, answers, form)
 
@@ -527,15 +542,18 @@ def scores_of_half_precision(c: Conventions) -> Question:
 
 
 def output_dtype(c: Conventions) -> Question:
-    """Compared are the bits of an element, not the elements."""
+    """Compared are the dtypes of the output, as their places in a list."""
     q, k, v = (x.half() for x in heads())
-    names = {"of-the-inputs": 16, "float32": 32, "float64": 64}
-    answers = {x: torch.tensor(float(bits)) for x, bits in names.items()}
+    dtypes = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+    names = "of-the-inputs", "bfloat16", "float32", "float64"
+    answers = {x: torch.tensor(float(n)) for n, x in enumerate(names)}
 
-    def bits(outputs: list[Tensor]) -> Tensor:
-        return torch.tensor(8.0 * outputs[0].element_size())
+    def place(outputs: list[Tensor]) -> Tensor:
+        dtype = outputs[0].dtype
+        n = dtypes.index(dtype) if dtype in dtypes else len(dtypes)
+        return torch.tensor(float(n))
 
-    return Question({"q": q, "k": k, "v": v}, answers, read=bits)
+    return Question({"q": q, "k": k, "v": v}, answers, read=place)
 
 
 def float64(c: Conventions) -> Question:

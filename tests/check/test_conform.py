@@ -243,7 +243,7 @@ def test_an_adapter_that_fails_is_one_line(tmp_path, capsys):
         "import nothing_like_this": "No module named 'nothing_like_this'",
         "1 +": "SyntaxError",
         "x = 1": "broken has no function attend",
-        "def attend(q, k, v): return q.T @ 0": "refuses every call: ValueErr",
+        "def attend(q, k, v): return q.T @ 0": "call of attend fails: ValueErr",
     }.items():
         path.write_text(text, encoding="utf-8")
         with pytest.raises(SystemExit):

@@ -71,9 +71,9 @@ class Buffer:
 
 
 class Ring:
-    """Token p is in slot p % W; a single token sees the slots as they are."""
+    """Token p is in slot p % W; a mask hides the one that it overwrites."""
 
-    window = W
+    window, exact = W, False
 
     def __init__(self):
         self.k, self.v = torch.zeros(2, 2, 3, W, 4)
@@ -99,10 +99,14 @@ class Ring:
 
 
 class RingInAnyOrder(Ring):
+    """A single token sees the slots as they are."""
+
+    exact = True
+
     def append(self, k, v):
         result = super().append(k, v)
-        if k.shape[2] == 1 and self.n >= W:
-            return self.k, self.v
+        if k.shape[2] == 1:
+            return self.k[:, :, : self.n], self.v[:, :, : self.n]
         return result
 
 
@@ -276,7 +280,8 @@ class Recording(Sliding):
             CropsToOneMore,
             "crop",
             "append(1); crop(0); append(1)",
-            "2 keys of 1 tokens: return their positions, too",
+            "2 keys instead of 1: row 0 still has token 0, which crop(0) "
+            "removed",
         ),
         (
             ReordersKeysAlone,
@@ -300,25 +305,27 @@ class Recording(Sliding):
             SavesAView,
             "together",
             "append(1); snapshot(); crop(0); append(1); restore(); append(1)",
-            "row 0: the key of token 0 is that of none that is left",
+            "row 0: the key of token 0 is that of token 0, which restore() "
+            "removed",
         ),
         (
             ReturnsTheBuffer,
             "append",
             "append(1)",
-            "32 keys of 1 tokens: return their positions, too",
+            "32 keys instead of 1: cut them off, or return the token in each "
+            "slot, -1 = none",
         ),
         (
             CountsSlotsFromEachChunk,
             "append",
             "append(1); append(1); append(1)",
-            "row 0: token 0 is missing",
+            "row 0: token 0 is missing, which token 2 sees",
         ),
         (
             DropsTooEarly,
             "append",
             "append(5)",
-            "row 0: token 0 is missing",
+            "row 0: token 0, which is new, is missing",
         ),
         (
             CountsPads,
@@ -335,8 +342,8 @@ class Recording(Sliding):
         (
             Recording,
             "crop",
-            "append(5); crop(4); crop(3); crop(2)",
-            "length is 1, not 2",
+            "append(5); crop(4); crop(3); append(1)",
+            "row 0: token 0 is missing, which token 3 sees",
         ),
     ],
 )
