@@ -301,8 +301,7 @@ def operations_of(kind: Any) -> set[str]:
         raise ValueError(message("Cache has no append"))
     window = getattr(cache, "window", None)
     if window is not None and not 0 < window < ROOM:
-        text = "Cache.window is {}: write a small one, such as 4, since a "
-        text += "history has {} tokens"
+        text = "Cache.window is {}: write one below {}, such as 4"
         raise ValueError(message(text, window, ROOM))
     return operations(kind)
 

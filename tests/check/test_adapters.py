@@ -197,7 +197,7 @@ BROKEN = {
     "raise SystemExit(3)": "SystemExit: 3",
     "class Cache:\n def __init__(self, config): 0\n append = 0": "'config'",
     "class Cache: pass": "Cache has no append",
-    LIST + "    window = 4096": "Cache.window is 4096: write a small one",
+    LIST + "    window = 4096": "Cache.window is 4096: write one below 32",
     f"{LIST}\ndef attend(q, k, v): return np.nothing(q)": "every call of att",
     f"{ENGINE}\nEXPECTED = {{'alignment': 'bottomright'}}": "EXPECTED: alignm"
     "ent has no answer bottomright; it has top-left, bottom-right, ref",
