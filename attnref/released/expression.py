@@ -58,6 +58,17 @@ def names_in(value: Any) -> list[str]:
     return _parsed(value)[1] if isinstance(value, str) else []
 
 
+def quotes(value: Any, text: str) -> bool:
+    """Whether an entry has this text in quotes: it may be the name of a field
+    within a field.
+
+    Examples:
+        >>> quotes('attn_config["clip_qkv"]', "clip_qkv")
+        True
+    """
+    return isinstance(value, str) and f'"{text}"' in value
+
+
 @cache
 def _parsed(text: str) -> tuple[Read, list[str]]:
     names: dict[str, None] = {}

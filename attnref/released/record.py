@@ -10,7 +10,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnref.released.expression import names_in, value_of
+from attnref.released.expression import names_in, quotes, value_of
 from attnref.released.mixers import (
     RECORDS,
     GatedDeltaNet,
@@ -621,14 +621,13 @@ def _left_out_within(
     them, with their values."""
     others = _field_names()[1]
     entries = (*row.fields.values(), *row.mixer.values(), *row.state.values())
-    texts = [entry for entry in entries if isinstance(entry, str)]
     found = []
     for name in sorted(row.reads - OF_ROPE):
         fields = config.get(name)
         if not isinstance(fields, Mapping):
             continue
         for key, value in fields.items():
-            named = any(f'"{key}"' in text for text in texts)
+            named = any(quotes(entry, key) for entry in entries)
             skipped = named or key in others or isinstance(value, Mapping)
             if value and not skipped:
                 found.append((f"{name}.{key}", value))

@@ -249,6 +249,8 @@ def of_table(*paths: Path) -> Table:
         "attnref.released.record._table": "cache(()=>loads(familiesTable))",
         "attnref.released.expression._parsed": f"[{parsed}].map({NAMED})",
         "attnref.released.expression.names_in": f"{of}[0]:[]",
+        "attnref.released.expression.quotes": "(entry,text)=>isText(entry)&&"
+        "String(_parsed[entry][1]).includes(JSON.stringify(text))",
         "attnref.released.expression.value_of": "(entry,fields)=>isText(entry)?"
         "_parsed[entry][1]((name)=>$.at(fields,name)):entry",
     }
