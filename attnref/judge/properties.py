@@ -1326,6 +1326,16 @@ def yarn_scales_scores(
 # --8<-- [end:yarn_scales_scores]
 
 
+# --8<-- [start:closed_gate_halves]
+@Property
+def closed_gate_halves(gated: Tensor, ungated: Tensor) -> Pairs:
+    """The output with a gate whose weights are 0, and without a gate."""
+    yield gated, ungated / 2
+
+
+# --8<-- [end:closed_gate_halves]
+
+
 # --8<-- [start:head_width_is_free]
 @Property
 def head_width_is_free(make: Callable[[int], Any], n_heads: int) -> Pairs:
@@ -1380,6 +1390,19 @@ def is_gated_delta(
 
 
 # --8<-- [end:is_gated_delta]
+
+
+# --8<-- [start:decay_is_bounded]
+@Property
+def decay_is_bounded(
+    decay: Callable[[float, float], float], bound: float
+) -> Pairs:
+    """The logarithm of a decay, for a `step` and a `rate`, `exp(A_log)`."""
+    for step, rate in ((-2.0, 1.0), (0.0, 1.0), (0.3, 4.0), (50.0, 1.0)):
+        yield decay(step, rate), bound / (1 + math.exp(-rate * step))
+
+
+# --8<-- [end:decay_is_bounded]
 
 
 # --8<-- [start:is_lightning]

@@ -514,6 +514,32 @@ def yarn_scale(p):
     return mla.scale, 6 + 8, 40.0, 1.0
 
 
+def outputs_with_a_closed_gate(p):
+    """Of one layer, with its gate and without."""
+    sizes = dict(zip(LATENT, LATENT_SIZES, strict=True))
+    layer = fill_weights(
+        p.MultiHeadLatentAttention(
+            d_model=12, n_heads=3, rope=None, output_gate=True, **sizes
+        )
+    )
+    layer.g_proj.weight.zero_()
+    x = tokens(3, 5, 12)
+    gated, layer.g_proj = layer(x), None
+    return gated, layer(x)
+
+
+def bounded_decay(p):
+    """Of Kimi K3, where the projection is 0 and the bias is the step."""
+    gate = p.kda.ForgetGate(4, 1, 2, bound=-5.0).requires_grad_(False)
+
+    def decay(step, rate):
+        gate.dt_bias.fill_(step)
+        gate.A_log.fill_(rate).log_()
+        return gate(torch.zeros(1, 1, 4), torch.float32)[0, 0, 0, 0].item()
+
+    return decay, -5.0
+
+
 def latent_decoder(absorbed):
     """A layer that reads its text in chunks."""
 
@@ -1004,7 +1030,11 @@ SUITES = {
         (has.decoding_is_the_full_pass, compressed_in_chunks),
         (has.pads_change_nothing, compressed_pads),
     ),
-    "layers.mla": ((has.yarn_scales_scores, yarn_scale),),
+    "layers.mla": (
+        (has.yarn_scales_scores, yarn_scale),
+        (has.closed_gate_halves, outputs_with_a_closed_gate),
+    ),
+    "plain.kda": ((has.decay_is_bounded, bounded_decay),),
     "plain.gated_delta": (
         (has.is_gated_delta, gated_delta_by_hand),
         *recurrent_suite("gated_delta"),
