@@ -27,7 +27,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnref.judge.limits import LINUX
 from attnref.judge.tasks import TASKS
 from attnref.judge.words import WORDS, phrase
 from attnref.words import Text
@@ -48,6 +47,7 @@ MEMORY = 4 << 30  # bytes for the file, or half of what the machine has
 ANSWERS = 64 << 20  # bytes of a message that are read
 PRINTED = 2000  # characters of output that are shown
 NO_NUMPY = "Failed to initialize NumPy"  # torch's word; nothing here needs it
+LINUX = sys.platform == "linux"
 START_METHOD = "fork" if LINUX else "spawn"
 
 

@@ -188,7 +188,9 @@ def test_what_long_texts_on_several_devices_send_is_said(args, ways):
     text = f"--model {args} --ranks 8 --tokens 32K 128K"
     (row,) = json.loads(kv(f"{text} --json"))
     assert row.get("sent_bytes") == ways
-    line = "a prompt of 131,072 tokens, split over the devices: per layer, "
+    line = (
+        "a prompt of 131,072 tokens over the devices: each sends, per layer, "
+    )
     assert (line in kv(text)) == bool(ways)
 
 

@@ -28,7 +28,7 @@ def of_html(text):
     a page has beside its text: buttons, links to files, its card."""
     for away in (
         r"<(pre|svg|math|script)\b.*?</\1>",
-        r'<p class="(panel-title|below|stepping)">.*?</p>',
+        r'<p class="(panel-title|below|stepping|blanks)">.*?</p>',
         r'<span class="count">.*?</span>',
         r'<a class="headerlink".*?</a>',
         r'<div class="controls">.*?</table>',

@@ -538,8 +538,10 @@ def test_the_bytes_of_kernels_are_those_of_the_layers():
 )
 def test_the_heads_of_devices_are_those_that_the_plain_form_cuts(heads, K, n):
     drawn = split_heads.boxes(n_heads=heads, n_kv_heads=K, ranks=n)
-    for count, parts in ((heads, drawn.queries), (K, drawn.keys)):
+    cuts = (heads, drawn.queries, False), (K, drawn.keys, True)
+    for count, parts, copied in cuts:
         numbers = torch.arange(count)[:, None]
         for r, part in enumerate(parts):
             group = SimpleNamespace(rank=r, size=n)
-            assert rows(numbers, count, group).flatten().tolist() == part
+            cut = rows(numbers, count, group, copied=copied)
+            assert cut.flatten().tolist() == part

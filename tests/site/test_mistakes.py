@@ -114,7 +114,7 @@ def test_each_mistake_has_a_page_that_search_engines_read(site, language):
         for address in evidence()[name].met:
             assert f'href="{address}"' in body
         links = {*re.findall(r'href="(\.\.[^"]*)"', body)}
-        page = PAGES[entries.file_of()[name]].rpartition("/")[2]
+        page = PAGES[entries.subject_of()[name]].rpartition("/")[2]
         assert f"../{page}/#{name}" in links
         assert {f"../{other}/" for other in entries.siblings(name)} <= links
         for other in entries.exercises().get(name, [])[:6]:
@@ -169,7 +169,7 @@ def asked(language):
     for name, mistake in catalogue().items():
         texts = [getattr(mistake.title, language)]
         texts.append(getattr(mistake.notice, language))
-        texts += search.sections_of(PAGES[entries.file_of()[name]]).get(
+        texts += search.sections_of(PAGES[entries.subject_of()[name]]).get(
             name, []
         )
         _, wrong = mistakes.outputs(name)
@@ -374,7 +374,7 @@ def test_a_source_is_named_by_its_thread_or_its_repository():
         "https://www.example.org/c/1": "example.org",
     }
     for address, name in named.items():
-        assert mistakes.source(address) == f"[{name}]({address})"
+        assert mistakes.source_link(address) == f"[{name}]({address})"
 
 
 @each_language

@@ -540,7 +540,7 @@ def test_ring_attention():
     doc = torch.tensor([0] * 9 + [1] * 11)  # two documents in each row
     sinks = torch.randn(8)
 
-    def same_document(i, j):  # (B, T, 1) and (B, 1, T)
+    def same_document(i, j):  # positions of queries and of keys
         return (j <= i) & (doc[i] == doc[j])
 
     def packed_on(group):
