@@ -108,8 +108,8 @@ def _turned(
             re.sub(pattern, replacement, name): weight
             for name, weight in weights.items()
         }
-    for name in weights.keys() & {*names.get("padded", ())}:
-        n = shapes[name][0] if name in shapes else None
+    for name in weights.keys() & shapes.keys() & {*names.get("padded", ())}:
+        n = shapes[name][0]
         if not weights[name][n:].any():  # rows of zeros
             weights[name] = weights[name][:n]
     return weights

@@ -43,9 +43,10 @@ WORDS = {
     "colon": mistakes.WORDS["colon"],
     "and": mistakes.WORDS["and"],
 }
-# The part of a model that a mistake is about, by a word of its id or its file;
+# The parts of a model that a mistake is about, by a word of its id or its file;
 # all others concern every model.
 PARTS = {
+    "mla-output-gate": "mla gate",
     "dsa": "indexer",
     "mla": "mla",
     "absorption": "mla",
@@ -127,11 +128,12 @@ def siblings(id: str) -> list[str]:
 
 
 def concerned(id: str) -> list[Released] | None:
-    """The models with the part that a mistake is about; None: all of them."""
+    """The models with the parts that a mistake is about; None: all of them."""
     name = subject_of()[id]
     for word, part in PARTS.items() if name not in NONE[1:] else ():
         if f"-{word}" in f"-{id}" or word == name:
-            return [model for model in released().values() if part in model.parts]
+            parts = {*part.split()}
+            return [model for model in released().values() if parts <= {*model.parts}]
     return [] if name in NONE else None
 
 

@@ -365,6 +365,12 @@ def test_a_diff_stands_at_the_margin():
     assert mistakes.number(numbers[:2], "zh") == "0.125、4,096"
 
 
+def test_a_mistake_of_two_parts_concerns_models_that_have_both():
+    """Seventeen have MLA, and ten a gate."""
+    models = entries.concerned("mla-output-gate-without-sigmoid")
+    assert [model.id for model in models] == ["kimi-k3"]
+
+
 def test_a_source_is_named_by_its_thread_or_its_repository():
     github = "https://github.com/a/b"
     named = {
