@@ -12,6 +12,8 @@ are numbers. They are judged in the parent, where the code never runs. On Linux
 the process is forked from the parent, so that torch is imported only once.
 """
 
+import faulthandler
+import gc
 import json
 import math
 import os
@@ -63,6 +65,7 @@ def work(
     def send(*message: Any) -> None:
         writer.send_bytes(json.dumps(message).encode())
 
+    gc.freeze()  # what the parent left to collect may need its threads
     inside = _settle(folder)
     supervise(lambda: send("error", phrase("processes", n=PROCESSES), ()))
     confine(inside)
@@ -153,6 +156,7 @@ def _settle(folder: str) -> str:
     sys.stdin = os.fdopen(0)
     for stream in ("stdout", "stderr"):
         setattr(sys, stream, os.fdopen(1, "w", 1, "utf-8", "replace"))
+    faulthandler.enable(sys.stderr)  # prints where a signal ended the file
     return str(inside)
 
 

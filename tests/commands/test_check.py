@@ -1,6 +1,7 @@
 """`attnref check`: files of strangers, and the reports on them."""
 
 import csv
+import gc
 import json
 import os
 import re
@@ -205,6 +206,34 @@ def test_help_and_page_say_with_whose_rights_a_file_runs(
     page = ROOT / f"docs/{language}/mistakes/check.md"
     for text in (said, page.read_text("utf-8")):
         assert rights in text and "Landlock" in text
+
+
+@needs_linux
+def test_what_the_caller_left_to_collect_is_not_collected_there(tmp_path):
+    """A cycle may end a thread or a connection that a fork does not have."""
+
+    class Connection:
+        def __init__(self):
+            self.itself, self.owner = self, os.getpid()
+
+        def __del__(self):
+            if os.getpid() != self.owner:
+                os.kill(os.getpid(), signal.SIGSEGV)
+
+    path = write(tmp_path, "import gc\ngc.collect()\n" + RIGHT)
+    gc.disable()
+    try:
+        Connection()
+        assert check_file("softmax", path, language="en").passed
+    finally:
+        gc.enable()
+
+
+def test_where_a_process_was_ended_is_shown(tmp_path):
+    lines = "import os\n\n\ndef softmax(x, dim=-1):\n    os.abort()\n"
+    report = check_file("softmax", write(tmp_path, lines), language="en")
+    assert "SIGABRT" in report.error.en
+    assert 'mine.py", line 5 in softmax' in report.printed
 
 
 def test_what_computes_without_end_is_ended(tmp_path, monkeypatch):
