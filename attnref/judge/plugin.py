@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from attnref.words import language_of_locale, message, speaking
+
 if TYPE_CHECKING:
     from attnref.judge.conform import Answer
 
@@ -54,11 +56,12 @@ class Adapter(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
         from attnref.judge.conform import ABSENT, conform, load
 
-        try:
-            engine = load(str(self.path))
-            answers = conform(engine)
-        except ValueError as error:
-            raise self.CollectError(str(error)) from error
+        with speaking(language_of_locale()):
+            try:
+                engine = load(str(self.path))
+                answers = conform(engine)
+            except ValueError as error:
+                raise self.CollectError(str(error)) from error
         for answer in answers:
             if answer.behaviour in engine.expected or answer.answer != ABSENT:
                 values: Any = {"answer": answer, "expected": engine.expected}
@@ -76,11 +79,14 @@ class BehaviourItem(pytest.Item):
     def runtest(self) -> None:
         from attnref.judge.conform import REFUSED, failure
 
-        if text := failure(self.answer, self.expected):
+        with speaking(language_of_locale()):
+            text = failure(self.answer, self.expected)
+            refusal = message("refused: {}", self.answer.detail)
+        if text:
             pytest.fail(text, pytrace=False)
         refused = self.answer.answer == REFUSED
         if refused and self.answer.behaviour not in self.expected:
-            pytest.skip(f"refused: {self.answer.detail}")
+            pytest.skip(refusal)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, self.name

@@ -12,6 +12,7 @@ from attnref.__main__ import main
 from attnref.commands import conform as command
 from attnref.judge import conform
 from sitekit import ROOT
+from tests.check.plugin import run_pytest
 
 ENGINE = """
 import numpy as np
@@ -90,20 +91,11 @@ def refusal(tmp_path, capsys, text):
     return line
 
 
-def run_pytest(tmp_path, text="", *words):
+def run_beside_a_test(tmp_path, text, *words, **locale):
     """`pytest --attnref mine.py`, in a folder with a test of its own."""
     (tmp_path / "mine.py").write_text(text, encoding="utf-8")
     (tmp_path / "test_own.py").write_text("def test_own(): pass\n")
-    options = "-q -p no:attnref -p attnref.judge.plugin -p no:xdist -rs"
-    options += f" -c {os.devnull} --rootdir . --attnref mine.py"
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", *options.split(), *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    return ran.returncode, ran.stdout
+    return run_pytest(tmp_path, "mine.py", *words, **locale)
 
 
 # -------------------------------------------------------------------- caches
@@ -213,7 +205,7 @@ def test_an_adapter_that_cannot_be_asked_is_one_line(
 
 def test_an_engine_that_refuses_all_fails_in_pytest_too(tmp_path):
     text = "def attend(q, k, v, mask=None): return q.nothing(k)"
-    code, said = run_pytest(tmp_path, text)
+    code, said = run_beside_a_test(tmp_path, text)
     assert code == 2 and "mine: every call of attend fails: Attribu" in said
 
 
@@ -357,14 +349,23 @@ def test_a_terminal_shows_what_is_asked(tmp_path, capsys, monkeypatch):
 
 def test_pytest_runs_the_other_tests_and_every_adapter(tmp_path):
     (tmp_path / "other.py").write_text(ENGINE, encoding="utf-8")
-    code, said = run_pytest(tmp_path, LIST, "--attnref", "other.py")
+    code, said = run_beside_a_test(tmp_path, LIST, "--attnref", "other.py")
     assert (code, "43 passed" in said) == (0, True), said  # 2, 40 and its own
-    code, said = run_pytest(tmp_path, LIST, "test_own.py")
+    code, said = run_beside_a_test(tmp_path, LIST, "test_own.py")
     assert (code, "3 passed" in said) == (0, True), said
 
 
 def test_pytest_says_what_an_expected_behaviour_lacks(tmp_path):
     text = ENGINE + "\nEXPECTED = {'dropout': 'right'}"
-    code, said = run_pytest(tmp_path, text)
+    code, said = run_beside_a_test(tmp_path, text)
     lacks = "not-offered, where right is expected: attend has no argument drop"
     assert code == 1 and lacks in said
+
+
+def test_pytest_says_it_in_the_language_of_the_locale(tmp_path):
+    text = ENGINE + "\nEXPECTED = {'dropout': 'right', 'no-such': ''}"
+    code, said = run_beside_a_test(tmp_path, text, locale="zh_CN.UTF-8")
+    assert code == 2 and "这个行为" in said, said
+    text = text.replace(", 'no-such': ''", "")
+    code, said = run_beside_a_test(tmp_path, text, locale="zh_CN.UTF-8")
+    assert code == 1 and "是 not-offered，而期望的是 right：" in said

@@ -1,10 +1,7 @@
 """`attnref conform`: right engines are not accused, wrong ones are named."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +15,7 @@ from attnref.__main__ import main
 from attnref.judge import conform
 from attnref.judge.catalogue import catalogue
 from attnref.judge.conform import Engine
-from sitekit import ROOT
+from tests.check.plugin import run_pytest
 from tests.engines import RECORD
 
 ADAPTERS = Path(__file__).with_name("adapters.py")
@@ -293,17 +290,9 @@ def test_pytest_fails_for_mistakes_and_for_what_is_not_expected(
     text = PLUGIN.format(function=function, expected=expected)
     (tmp_path / "my_engine.py").write_text(text, encoding="utf-8")
     shutil.copy(ADAPTERS, tmp_path)
-    options = "-q -p no:attnref -p attnref.judge.plugin -p no:xdist"
-    options += f" -c {os.devnull} --rootdir . --attnref my_engine.py"
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", *options.split()],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert bool(ran.returncode) == bool(outcome), ran.stdout
-    assert (outcome or "passed") in ran.stdout
+    code, said = run_pytest(tmp_path, "my_engine.py")
+    assert bool(code) == bool(outcome), said
+    assert (outcome or "passed") in said
 
 
 @pytest.mark.filterwarnings("ignore")  # flex_attention is not compiled here

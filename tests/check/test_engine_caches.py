@@ -1,9 +1,6 @@
 """Caches of engines, compared with lists: right ones pass, and of a wrong one
 the shortest history that shows it is printed."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +9,7 @@ import torch
 from transformers import cache_utils
 
 from attnref.judge import conform
-from sitekit import ROOT
+from tests.check.plugin import run_pytest
 
 SLOTS, W = 32, 4
 
@@ -374,15 +371,7 @@ class Cache:
 
 def test_pytest_prints_the_shortest_history(tmp_path):
     (tmp_path / "my_cache.py").write_text(ADAPTER, encoding="utf-8")
-    options = "-q -p no:attnref -p attnref.judge.plugin -p no:xdist"
-    options += f" -c {os.devnull} --rootdir . --attnref my_cache.py"
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", *options.split()],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert "2 failed, 1 passed" in ran.stdout  # reorder, together; append
+    _, said = run_pytest(tmp_path, "my_cache.py")
+    assert "2 failed, 1 passed" in said  # reorder, together; append
     history = "append(1); reorder([1, 0]); append(1): row 0: the value of"
-    assert f"not as lists are: {history}" in ran.stdout
+    assert f"not as lists are: {history}" in said
