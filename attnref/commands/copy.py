@@ -718,7 +718,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="every layer of a model, from its config.json, as one file",
+        help="every layer of a model, from its config.json or the folder that "
+        "holds it, as one file",
     )
     parser.add_argument(
         "--dequantise",

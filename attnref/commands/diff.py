@@ -16,8 +16,6 @@ from attnref.words import add_language, language_of_locale, message, speaking
 def config_of(name: str) -> Config:
     """A file, the config.json of a folder, or that of a model by its name."""
     path = Path(name)
-    if path.is_dir():
-        path /= "config.json"
     if path.exists() or path.suffix == ".json":
         try:
             return read_config(path)

@@ -802,9 +802,7 @@ def find_models(
     if args.quant and len(args.config) != 1:
         raise ValueError(message("--quant goes with one file of --config"))
     for file in args.config:
-        config = read_config(
-            Path(file, "config.json") if Path(file).is_dir() else file
-        )
+        config = read_config(file)
         if args.quant:
             from attnref.released.stored import both_formats
 

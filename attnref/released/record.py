@@ -547,7 +547,8 @@ def kinds_in(family: str, row: Family, config: Mapping[str, Any]) -> list[str]:
 
 
 def read_config(source: Any) -> Config:
-    """Read a config: what its file holds, its path, or that of transformers.
+    """Read a config: what its file holds, the path of the file or its folder,
+    or that of transformers.
 
     If the model reads images too, the fields are those of its text model.
     """
@@ -556,6 +557,8 @@ def read_config(source: Any) -> Config:
         source = source.to_dict()
     if isinstance(source, (str, PathLike)):
         path = fspath(source)
+        if Path(path).is_dir():
+            path = fspath(Path(path, "config.json"))
         source = parsed(Path(path).read_text("utf-8-sig"))
         if not isinstance(source, Mapping):
             kind = type(source).__name__

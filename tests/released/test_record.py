@@ -415,6 +415,30 @@ def test_a_refusal_names_fields_of_the_config(family):
             records_of(fields | partial)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"use_sparse_attention": False},
+        {"sparse_disable_index_value": [0] * 60},
+    ],
+)
+def test_an_indexer_of_minimax_m3_has_no_values(change):
+    """Its published config has a flag for each layer, and one for all."""
+    fields = RELEASED["minimax-m3"]
+    sparse = fields["sparse_attention_config"]
+    assert {*change} <= {*sparse} and len(records_of(fields)) == 60
+    fields = fields | {"sparse_attention_config": sparse | change}
+    with pytest.raises(ValueError, match="attention is not known for"):
+        records_of(fields)
+
+
+@pytest.mark.parametrize("read", [file_of, shape_of])
+def test_a_folder_is_read_by_its_config(tmp_path, read):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA), encoding="utf-8")
+    assert read(str(tmp_path)) == read(str(file))
+
+
 def test_a_draft_model_is_called_one_by_its_sizes_too():
     draft = {"architectures": ["LlamaForCausalLMEagle3"], "markov_rank": 4}
     for read in (attention_of, shape_of):
