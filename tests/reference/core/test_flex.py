@@ -84,6 +84,10 @@ def test_a_step_of_decoding_takes_its_row_of_tiles():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT",
+    reason="PyTorch compiles flex_attention for AVX2 and more",
+)
+@pytest.mark.skipif(
     not shutil.which("g++")
     or not Path(sysconfig.get_path("include"), "Python.h").exists()
     or " " in torch.__file__,

@@ -490,8 +490,9 @@ def test_a_layer_is_exported_for_any_length(name, packed):
 
 @torch.no_grad()
 def test_strong_decays_cost_mamba2_no_digits_of_a_whole_text():
-    """Rates from 1 to 128, as a new layer has, and steps that differ much;
-    transformers reads token by token."""
+    """Rates from 1 to 128, as a new layer has, and steps that differ much. How
+    far float32 is from float64 depends on the processor; read token by token,
+    no decays are added up."""
     torch.manual_seed(0)
     kind, sizes = KINDS["mamba2"], {"num_heads": 128, "head_dim": E}
     sizes |= {"expand": 128, "n_groups": 1, "state_size": D, "chunk_size": 64}
@@ -501,12 +502,15 @@ def test_strong_decays_cost_mamba2_no_digits_of_a_whole_text():
     layer.in_proj.weight.mul_(8)
     oracle.load_state_dict(layer.state_dict())
     x = torch.randn(B, LONG, E)
-    ours, exact = layer(x), layer.double()(x.double())
+    ours, cache = layer(x), StateCache()
+    by_token = [layer(token, cache=cache) for token in x.split(1, dim=1)]
+    exact = layer.double()(x.double())
     oracle.double()  # in float32, its own rounding would be in the difference
     tokens = x.double().split(1, dim=1)
     want = torch.cat([read(oracle, token, there) for token in tokens], dim=1)
     assert relative_error(exact, want) <= 2e-6
-    assert relative_error(ours, exact) <= 2e-6
+    rounding = relative_error(torch.cat(by_token, dim=1), exact)
+    assert relative_error(ours, exact) <= 5 * rounding <= 1e-5
 
 
 def of_olmo(state):
