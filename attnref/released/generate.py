@@ -344,7 +344,10 @@ def _tabled(
             lines += f"        self.{attribute} = {attribute.upper()}[layer]\n"
             value = _is_on if attribute != name else getattr
             table = _table([_literal(r and value(r, name)) for r in rows])
-            tables.append(f"{attribute.upper()} = {table}")
+            line = f"{attribute.upper()} = {table}"
+            if len(line) > 79:
+                line = f"{attribute.upper()} = (\n{_wrap(table)}\n)"
+            tables.append(line)
     head = "\n".join([*tables, "\n\n"]) if lines else ""
     text = text.replace("@FIELDS@\n", lines).replace("@TABLES@\n", head)
     return text.strip() + "\n"
