@@ -70,9 +70,16 @@ def load(
     quant = config.quantization or {}
     weights = _turned(dequantised(read, quant), names, shapes)
     weights = _by_names_of(module, weights, config)
+    outside = names.get("outside")  # one for all layers, which stays exact
+    if outside in shapes:
+        found = _tensors_of(folder, outside, names, device)
+        weights[outside] = found[""].float()
     _check(weights, shapes, folder, layer)
     if dtype is not None:
-        weights = {name: weight.to(dtype) for name, weight in weights.items()}
+        weights = {
+            name: weight if name == outside else weight.to(dtype)
+            for name, weight in weights.items()
+        }
     module.load_state_dict(weights, assign=True)
     return module
 
@@ -138,10 +145,10 @@ def _tensors_of(
     safe_open, within = _reader(), names.get("within", "")
     places: dict[str, dict[str, tuple[str, Path]]] = {}
     for name, path in files_of(folder).items():
-        short = name.replace(f".{within}.", ".") if within else name
-        before, there, inner = short.partition(f"{place}.")
+        short = re.sub(rf"\b({within})\.", "", name) if within else name
+        before, there, inner = f"{short}.".partition(f"{place}.")
         if there and {*TEXT}.issuperset(before.split(".")):
-            places.setdefault(before, {})[inner] = name, path
+            places.setdefault(before, {})[inner[:-1]] = name, path
     if len(places) != 1:
         raise ValueError(
             message(

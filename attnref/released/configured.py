@@ -108,6 +108,7 @@ class ConfiguredAttention(nn.Module):
         cache: Cache | None,
         positions: Tensor | None,
         chosen: Tensor | None,
+        latents: Tensor | None,
     ) -> Tensor:
         """Apply self-attention to tokens at `i` `(..., 1, T, 1)`."""
         raise NotImplementedError
@@ -120,6 +121,7 @@ class ConfiguredAttention(nn.Module):
         cache: Cache | None = None,
         positions: Tensor | None = None,
         chosen: Tensor | None = None,
+        latents: Tensor | None = None,
     ) -> Tensor:
         """Apply self-attention to `x` `(B, T, E)`; returns `(B, T, E)`.
 
@@ -128,12 +130,13 @@ class ConfiguredAttention(nn.Module):
         ones; without, S = T. Unless `positions` are given, those of a row
         count its real tokens, if `mask` is a padding mask. Where an
         indexer chose the keys, they are in `chosen` of its layer, and layers
-        that have none take them as `chosen`.
+        that have none take them as `chosen`. So it is with `latents`, of a
+        layer whose latents this one reads.
         """
         check_input("x", x.shape, self.r.d_model)
         if positions is not None:
             check_positions(positions, x.shape[0], x.shape[1], x.device)
-        if self.r.shares is not None:
+        if self.r.shares is not None and not self.r.kv_rank:
             cache = self._shared(x, cache)  # it knows the positions
         elif positions is None:
             positions = _real_positions(mask, x, cache)
@@ -142,9 +145,16 @@ class ConfiguredAttention(nn.Module):
                 "the layer has no indexer: pass chosen=, the `chosen` of the "
                 "last layer that has one"
             )
-        i, _ = self.positions_of(x, cache, positions)
+        i, past = self.positions_of(x, cache, positions)
+        reads = self.r.shares is not None and bool(self.r.kv_rank)
+        stored = 0 if latents is None else latents.shape[2]
+        if reads and stored != past + x.shape[1]:
+            raise ValueError(
+                f"the layer reads the latents of layer {self.r.shares}: pass "
+                "latents=, the `latents` of that layer after these tokens"
+            )
         i = i[:, None, :, None]
-        return self._attention(x, i, mask, cache, positions, chosen)
+        return self._attention(x, i, mask, cache, positions, chosen, latents)
 
     def cache(self, max_len: int) -> Cache:
         """An empty cache that fits: a `RingKVCache` for a window or chunks."""
@@ -222,7 +232,7 @@ class ConfiguredAttention(nn.Module):
         if cache is not None:
             new = cache.append(*new)
             check_appended(cache, new[0], numbers, rows)
-            if r.is_shared:
+            if r.is_shared and not r.kv_rank:
                 start = past, lengths, numbers
                 cache.handed = SharedCache(cache, start, (i, rows), new)
         by_hand = self.scores.bias or self.scores.softcap or r.with_sinks

@@ -275,11 +275,19 @@ def _keys_group(r: KeysRecord) -> Group:
 
 def group_of(r: AttentionRecord) -> Group | None:
     """What one layer stores; None, if it reads what another one stores."""
-    if r.shares is not None:
-        return None
     index = r.index_dim if r.index_own else 0
     if r.index_pool == "learned":
         index *= 2  # a key and what it weighs in the key of its block
+    if r.shares is not None:
+        if not index:
+            return None
+        return Mla(
+            layers=1,
+            q_heads=r.n_heads,
+            kv_lora_rank=0,
+            qk_rope_head_dim=0,
+            index_dim=index,
+        )
     if r.kv_rank:
         return Mla(
             layers=1,

@@ -41,7 +41,10 @@ from attnref.released.record import (
 from attnref.words import message, origin
 
 On = bool | str
-ROPE = "rope_width", "rope_layout", "rope_backwards", "rope_kind", "rope_size"
+ROPE = (
+    *("rope_width", "rope_layout", "rope_backwards", "rope_kind", "rope_size"),
+    "rope_learned",
+)
 SCALING = (
     *("rope_factor", "rope_length", "rope_low", "rope_high"),
     *("rope_truncate", "rope_short", "rope_long", "rope_share"),
@@ -206,6 +209,7 @@ def _loading(config: Config, dequantises: bool) -> str:
             "tables": constants,
             "place": place,
             "within": names.get("within", ""),
+            "outside": names.get("outside", ""),
             "some": mixer[-2:] == "{}",
             "apart": any(n in mixers for n in alone),
             "twice": twice,
@@ -340,7 +344,10 @@ def _tabled(
             lines += f"        self.{attribute} = {attribute.upper()}[layer]\n"
             value = _is_on if attribute != name else getattr
             table = _table([_literal(r and value(r, name)) for r in rows])
-            tables.append(f"{attribute.upper()} = {table}")
+            line = f"{attribute.upper()} = {table}"
+            if len(line) > 79:
+                line = f"{attribute.upper()} = (\n{_wrap(table)}\n)"
+            tables.append(line)
     head = "\n".join([*tables, "\n\n"]) if lines else ""
     text = text.replace("@FIELDS@\n", lines).replace("@TABLES@\n", head)
     return text.strip() + "\n"
@@ -462,6 +469,9 @@ With images, forward takes places= (3, B, T): in time, height and width.
 BLOCKS = """\
 With images, forward takes blocks= (B, S): numbers of images, -1 for text.
 """
+LATENTS = """\
+A layer that shares latents is called with latents=earlier.latents.
+"""
 QUANTISED = "The weights are quantised{}, as published; load {} them.\n"
 
 
@@ -471,8 +481,11 @@ def _remarks(config: Config, dequantises: bool) -> str:
     if config.quantization:
         does = "dequantises" if dequantises else "refuses"
         text = QUANTISED.format(_method(config), does)
+    records = config.records.values()
+    if any(r.kv_rank and r.shares is not None for r in records):
+        text += LATENTS
     images = _images(config)
-    has_window = any(r.window for r in config.records.values())
+    has_window = any(r.window for r in records)
     if _axes(config):
         text += PLACES
     elif images == "masks" or (images == "windows" and has_window):

@@ -91,10 +91,15 @@ PARTS: dict[str, Part] = {
         lambda r: r.rope_theta and r.rope_kind != "default",
         lambda r: {"rope_kind": "default", "rope_size": 1.0},
     ),
+    "learned": Part(
+        lambda r: r.rope_theta and r.rope_learned,
+        lambda r: {"rope_learned": False},
+    ),
     "growth": Part(
         lambda r: r.q_growth or r.q_power,
         lambda r: {"q_growth": 0.0, "q_power": 0.0},
     ),
+    "log": Part(lambda r: r.q_log, lambda r: {"q_log": False}),
     "scale": Part(
         lambda r: abs(r.scale / standard(r) - 1) > 1e-6,
         lambda r: {"scale": standard(r)},

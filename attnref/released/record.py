@@ -44,7 +44,8 @@ class AttentionRecord:
     fused: str | None = None
     transposed: bool = False
     k_is_v: bool = False
-    shares: int | None = None  # the layer whose keys and values it reads
+    # the layer whose keys and values, or latents, it reads
+    shares: int | None = None
     is_shared: bool = False
     # MLA
     q_rank: int | None = None
@@ -88,12 +89,16 @@ class AttentionRecord:
     # The share of pairs that turn, where rope_kind is "proportional".
     rope_share: float = 1.0
     rope_size: float = 1.0  # a factor of cosines and sines
+    # LeRoPE: each pair turns exp(alpha) times as fast. The alphas are learned,
+    # once for all layers.
+    rope_learned: bool = False
     # queries by their position
     q_factor: float = 1.0
     q_growth: float = 0.0
     q_growth_from: int = 0
     q_growth_every: int = 1
     q_power: float = 0.0
+    q_log: bool = False  # by learned factors of its logarithm, in each head
     # scores
     scale: float = 1.0
     alibi: bool = False
@@ -240,9 +245,12 @@ def _layer(
     values = Fields(present(row, config.fields), layer=layer, layer_type=kind)
     values["own"] = _layer_config(values, layer)
     values["rope"] = _rope(family, row, config.fields, values)
-    shares, is_shared = _sharing(
-        family, kinds, layer, values["num_kv_shared_layers"] or 0
-    )
+    if "sources" in row.fields:
+        shares, is_shared = _latents(family, row, values, len(kinds))
+    else:
+        shares, is_shared = _sharing(
+            family, kinds, layer, values["num_kv_shared_layers"] or 0
+        )
     known = {field.name for field in fields(AttentionRecord)}
     names = [name for name in row.fields if name != "kind"]
     # First the helpers, then the fields of the record: a field that comes from
@@ -328,6 +336,39 @@ def _sharing(
             message("{}: no layer has keys for layer {}", family, layer)
         )
     return same[-1], False
+
+
+def _latents(
+    family: str, row: Family, values: Mapping[str, Any], count: int
+) -> tuple[int | None, bool]:
+    """The same where `sources` says of each layer whose latents it reads.
+
+    Layers with RoPE may read those of the last one before them that has RoPE
+    and is read, and layers without RoPE of the last one without: transformers
+    hands on no others.
+    """
+    layer, sources = values["layer"], value_of(row.fields["sources"], values)
+    sources = [*range(count)] if sources is None else sources
+
+    def turns(n: int) -> bool:
+        at_n = Fields({**values, "layer": n})
+        return bool(value_of(row.fields["has_rope"], at_n))
+
+    if len(sources) == count and sources[layer] == layer:
+        return None, layer in sources[layer + 1 :]
+    before = (layer - back for back in range(1, layer + 1))
+    handed = (n for n in before if sources[n] == n and n in sources[n + 1 :])
+    last = next((n for n in handed if turns(n) == turns(layer)), None)
+    if len(sources) != count or last != sources[layer]:
+        raise ValueError(
+            message(
+                "{}: layer {} cannot read the latents of layer {}",
+                family,
+                layer,
+                sources[layer],
+            )
+        )
+    return last, False
 
 
 def _fault(

@@ -151,6 +151,7 @@ def attention_matrices(r: AttentionRecord) -> Iterator[Matrix]:
     vectors = r.o_bias * (r.d_out or d) + r.with_sinks * heads
     vectors += r.sub_norm * out
     vectors += (r.differential is not None) * 4 * r.head_dim
+    vectors += r.q_log * 2 * (heads + (r.index_heads if r.index_own else 0))
 
     def split(name: str, rows: int, columns: int, parts: int = heads) -> Matrix:
         return Matrix(name, rows, columns, 1, parts, True)
@@ -160,7 +161,8 @@ def attention_matrices(r: AttentionRecord) -> Iterator[Matrix]:
         yield split("gate_proj", out if r.gate == "per channel" else heads, d)
         vectors += r.gate_bias * heads
     if r.kv_rank:
-        latent, rank = r.kv_rank + r.rope_dim, r.q_rank or 0
+        own, rank = r.shares is None, r.q_rank or 0
+        latent = own * (r.kv_rank + r.rope_dim)
         yield split("kv_a_proj_with_mqa", latent, d, 1)
         nope = r.head_dim - r.rope_dim
         yield split("kv_b_proj", heads * (nope + r.v_head_dim), r.kv_rank)
@@ -169,7 +171,7 @@ def attention_matrices(r: AttentionRecord) -> Iterator[Matrix]:
         gated = r.gate == "in q_proj"
         name = "q_b_proj" if rank else "q_proj"
         yield split(name, 2 * (q + out) if gated else q, rank or d)
-        vectors += r.qkv_bias * (latent + rank) + r.kv_rank + rank
+        vectors += r.qkv_bias * (latent + rank) + own * r.kv_rank + rank
         vectors += r.rope_norm * r.rope_dim
     else:
         q *= 2 if r.gate == "in q_proj" else 1
@@ -191,6 +193,8 @@ def attention_matrices(r: AttentionRecord) -> Iterator[Matrix]:
         if pooled:
             yield split("index_q_proj", heads * width, d, 1)
         else:
+            if not r.q_rank and not r.index_pool:
+                vectors += 2 * d  # a norm of its input
             yield split("indexer.wq_b", heads * width, r.q_rank or d, 1)
             yield split("indexer.weights_proj", heads, d, 1)
         if r.index_pool == "learned":

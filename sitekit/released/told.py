@@ -189,7 +189,8 @@ def _curves(records: Records) -> list[list[str]]:
     result: dict[tuple[Any, ...], list[str]] = {}
     for r in records.values():
         kind = r.rope_theta, r.rope_width, r.rope_kind, r.rope_factor
-        if r.rope_theta and kind not in result and _turns(r):
+        known = r.rope_theta and not r.rope_learned
+        if known and kind not in result and _turns(r):
             result[kind] = [*curve(r)]
     return [*result.values()]
 

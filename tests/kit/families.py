@@ -194,7 +194,7 @@ def config_of(family: str, **options: Any) -> PretrainedConfig:
     if kinds and "num_hidden_layers" in defaults:
         different = [*dict.fromkeys(kinds)]
         count = fields["num_hidden_layers"]
-        fields.setdefault("layer_types", (different * LAYERS)[:count])
+        fields.setdefault("layer_types", (different * count)[:count])
     config = kind(**fields | options)
     config._attn_implementation = "eager"
     return config
@@ -204,12 +204,28 @@ def model_of(config: PretrainedConfig) -> nn.Module:
     """A model of random weights, far from the 0.02 that hides faults."""
     torch.manual_seed(0)
     model = class_of(config)._from_config(config, attn_implementation="eager")
+    if config.model_type == "mistral_large4_text":
+        lend_alpha(model)
     for name, weight in model.named_parameters():
         if "norm" in name.lower() and weight.dim() == 1:
             weight.data = ("bias" not in name) + 0.3 * torch.randn_like(weight)
         elif weight.is_floating_point():
             weight.data.normal_(std=0.2)
     return model.eval().requires_grad_(False)
+
+
+def lend_alpha(model: nn.Module) -> None:
+    """LeRoPE: show its factors, which stand outside of the layers, in each
+    layer that has RoPE too, as ours. The model has them once."""
+    for layer in model.layers:
+        if layer.self_attn.use_rope:
+            layer.self_attn.alpha = model.rotary_emb.alpha
+
+    def forget(model, weights, prefix, _):
+        for name in [n for n in weights if n.endswith("self_attn.alpha")]:
+            del weights[name]
+
+    model.register_state_dict_post_hook(forget)
 
 
 def class_of(config: PretrainedConfig) -> Any:

@@ -57,6 +57,7 @@ FLAGS = {
     "granitemoehybrid": {"num_local_experts": 0},
     "jamba": {"mamba_dt_rank": "auto"},
     "lfm2": {"block_auto_adjust_ff_dim": False, "conv_bias": True},
+    "mistral_large4_text": {"attention_bias": True},
     "nemotron_h": {"moe_latent_size": 20},
     "opt": {"enable_bias": False},
 }

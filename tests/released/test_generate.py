@@ -17,7 +17,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnref import ConfiguredAttention
 from attnref.released import configured
-from attnref.released.generate import mixer_text, rendered, sources
+from attnref.released.generate import (
+    file_of,
+    mixer_text,
+    rendered,
+    sources,
+)
 from attnref.released.mixers import RECORDS
 from attnref.released.record import (
     AttentionRecord,
@@ -160,6 +165,20 @@ def test_ruff_finds_nothing_in_a_file_and_no_line_is_long(tmp_path):
         text=True,
     )
     assert process.stdout == "All checks passed!\n"
+
+
+def test_a_long_table_of_layers_has_lines_that_fit():
+    """Mistral Large 4 with latents for four layers each, which is no cycle."""
+    fields = config_of("mistral_large4_text").to_dict()
+    fields |= {"layer_types": None, "indexer_types": None}
+    fields |= {"num_hidden_layers": 72, "no_rope_layers": 72 * [1]}
+    owners = [layer - layer % 4 for layer in range(72)]
+    text = file_of(fields | {"kv_source_layers": owners})
+    assert max(map(len, text.splitlines())) < 80
+    space = {}
+    exec(text, space)
+    own = [None if n == owner else owner for n, owner in enumerate(owners)]
+    assert space["SHARES"] == own
 
 
 KINDS = {

@@ -385,6 +385,48 @@ def test_what_is_not_known_is_refused(change, message):
         attention_of(LLAMA | change)
 
 
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"kv_source_layers": [0, 0, 2, 2, 2, 5]}, "3 cannot read .* layer 2$"),
+        ({"kv_source_layers": [0, 0, 2, 1, 2, 5]}, "3 cannot read .* layer 1$"),
+        ({"kv_source_layers": [0, 1, 2, 0, 2, 1]}, "3 cannot read .* layer 0$"),
+        ({"kv_source_layers": [0, 0, 2, 4, 4, 5]}, "3 cannot read .* layer 4$"),
+        ({"kv_source_layers": [0, 0, 2]}, "0 cannot read .* layer 0$"),
+        ({"kv_source_layers": 3}, "a value of a wrong type$"),
+        ({"layer_types": 6 * ["full_attention"]}, "known for layer_types="),
+        ({"partial_rotary_factor": 0.5}, "known for .*partial_rotary_factor="),
+        ({"q_lora_rank": 7}, "attention does not read q_lora_rank=7$"),
+        ({"rope_interleave": False}, "computed from rope_interleave=False$"),
+        ({"ssmax_eps": 1}, "remove those that do not: ssmax_eps=1$"),
+    ],
+    ids=str,
+)
+def test_latents_that_transformers_does_not_hand_on_are_refused(
+    change, message
+):
+    """It hands on those of the last layer with RoPE, and of the last without,
+    that have readers; and what else Mistral Large 4 cannot have."""
+    fields = config_of("mistral_large4_text").to_dict()
+    with pytest.raises(ValueError, match=message):
+        [*read_config(fields | change).records]
+
+
+def test_mistral_large_4_leaves_rope_out_of_every_fourth_layer():
+    fields = config_of("mistral_large4_text").to_dict()
+    names = "no_rope_layers", "kv_source_layers", "indexer_types"
+    plain = {n: x for n, x in fields.items() if n not in names}
+    records = records_of(plain | {"index_topk_freq": 3}).values()
+    theirs = CONFIG_MAPPING["mistral_large4_text"](
+        num_hidden_layers=6, index_topk_freq=3
+    )
+    turns = [int(r.rope_theta is not None) for r in records]
+    chooses = ["full" if r.index_own else "shared" for r in records]
+    assert turns == theirs.no_rope_layers
+    assert chooses == theirs.indexer_types
+    assert all(r.shares is None and not r.is_shared for r in records)
+
+
 LACKING = {
     "qwen4_exp_text": (
         {"num_hidden_layers": 4},
@@ -508,7 +550,12 @@ LET = {
     *("pattern", "patterns"),
 }
 ENTRIES = {
-    "fields": {"kind", *LET, *(f.name for f in fields(AttentionRecord))},
+    "fields": {
+        "kind",
+        "sources",
+        *LET,
+        *(f.name for f in fields(AttentionRecord)),
+    },
     "weights": {"d", "module", *LAST},
     "state": {"beside", "nothing", *STATE},
 }

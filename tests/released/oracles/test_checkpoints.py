@@ -14,6 +14,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from attnref.released.checkpoint import load
 from attnref.released.configured import attention_from_config
 from attnref.released.generate import file_of
+from attnref.released.published import names_of
 from attnref.released.record import read_config
 from tests.kit import sampled
 from tests.kit.checkpoints import (
@@ -117,6 +118,26 @@ def test_rows_of_zeros_after_those_of_kimi_k3_are_left(tmp_path, read):
     tensors[name][-1] = 1  # a head more than the config has
     with pytest.raises(ValueError, match="A_log"):
         read(write(tmp_path, fields, tensors), fields, 0)
+
+
+@READERS
+def test_the_factors_of_lerope_stand_once_and_stay_exact(tmp_path, read):
+    """In bfloat16, they would turn a late token by other angles."""
+    fields, tensors = tiny(tmp_path, "mistral_large4_text")
+    alpha = tensors.pop("rotary_emb.alpha")
+    published = {"lerope.alpha": alpha}
+    folder = write(tmp_path, fields, tensors | published)
+    for dtype in (torch.bfloat16, None):
+        layer = read(folder, fields, 0, dtype=dtype).to(torch.bfloat16)
+        assert layer.o_proj.weight.dtype == torch.bfloat16
+        assert torch.equal(layer.alpha, alpha)
+    assert "alpha" not in read(folder, fields, 2).state_dict()  # has no RoPE
+    twice = published | {"model.rotary_emb.alpha": alpha.clone()}
+    wrong = {"alpha stands in 2|two alpha": twice, "in 0 places|no alpha": {}}
+    for message, others in wrong.items():
+        write(tmp_path, fields, tensors | others)
+        with pytest.raises(ValueError, match=message):
+            read(folder, fields, 0)
 
 
 def quantise(tensors, module, block=(16, 16)):
@@ -379,6 +400,12 @@ def test_the_text_of_a_model_of_images_is_loaded_as_published(name, tmp_path):
                 weights[f"{place}.{part}"] = new
                 meant.setdefault(numbers[0], {})[part] = new
     assert meant.keys() == layers
+    outside = names_of(read_config(config.to_dict())).get("outside", "-")
+    for place in [place for place in weights if place.endswith(outside)]:
+        weights[place] = torch.randn(weights[place].shape)
+        for layer in layers:  # those with RoPE have it
+            if read.records[layer].rope_theta:
+                meant[layer][outside] = weights[place]
     caught, by = CAUGHT.get(name, ("", ""))
     tensors = {
         n.replace(caught, by): torch.zeros(1) if w.is_meta else w.contiguous()

@@ -7,7 +7,7 @@ for a model; the package's layer is compared with it.
 
 import inspect
 import json
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -70,7 +70,7 @@ CASES = [(name, {}) for name in FAMILIES] + [*FLAGS.items()]
 
 
 def case(name, changes):
-    quick = name in QUICK and not changes
+    quick = name in {*QUICK, "mistral_large4_text"} and not changes
     marks = [] if quick else [pytest.mark.audit]
     return pytest.param(
         name, changes, id=f"{name}{'-'.join(changes)}", marks=marks
@@ -174,7 +174,7 @@ def compare_steps(family, changes, folder):
         layers = join_both(config, seen(model, family, chunks, valid))
         place = publish(folder / name, config.to_dict(), model, prefix)
         ours = [*ours_for(config.to_dict(), layers, place)]
-        caches, chosen, start = {}, None, 0
+        caches, chosen, latents, start = {}, None, {}, 0
         for step, T in enumerate(chunks):
             end = start + T
             real = valid[:, start:end]
@@ -182,15 +182,19 @@ def compare_steps(family, changes, folder):
                 zip(ours, layers, strict=True)
             ):
                 r = None if theirs.recurrent else records[layer]
-                key = n if r is None or r.shares is None else r.shares
+                reads = r and r.shares is not None
+                key = r.shares if reads and not r.kv_rank else n
                 if key not in caches:
                     caches[key] = file_layer.cache(LENGTH)
                 x, expected = theirs.calls[step]
                 options = {"valid": valid[:, :end]}
                 if r and r.index_topk and not r.index_own:
                     options["chosen"] = chosen
+                if reads and r.kv_rank:
+                    options["latents"] = latents[r.shares]
                 actual = file_layer(x, cache=caches[key], **options)
                 chosen = getattr(file_layer, "chosen", chosen)
+                latents[layer] = getattr(file_layer, "latents", None)
                 error = relative_error(actual[real], expected[real])
                 assert error < BOUND, f"{name}, layer {layer}"
                 worst = max(worst, float(error))
@@ -232,12 +236,14 @@ def test_positions_are_exact_in_bfloat16(family, changes):
     for name in {*SELECT} & {*vars(config)}:  # all: no choice is rounded
         setattr(config, name, 6 * 341)
     fields, model = config.to_dict(), model_of(config)
-    for weight in model.parameters():
-        weight.data = weight.data.bfloat16().float()
+    for name, weight in model.named_parameters():
+        if not name.endswith("alpha"):  # of LeRoPE, which stays in float32
+            weight.data = weight.data.bfloat16().float()
     layers = {}
     for n, r in records_of(fields).items():
         chooses = r.index_own or not r.index_topk
-        if (r.rope_theta or r.q_growth) and r.shares is None and chooses:
+        differs = r.rope_theta or r.q_growth or r.q_log
+        if differs and r.shares is None and chooses:
             layers.setdefault(r, n)
     chunks = (FAR, 1, 2)
     attentions = seen(model, family, (sum(chunks),), None, 1) if layers else []
@@ -588,14 +594,14 @@ def test_layers_that_share_keys_are_called_with_one_cache(family, kind):
 
 
 @pytest.mark.parametrize("attend", SOME_CORES.values(), ids=SOME_CORES)
+@pytest.mark.parametrize("family", ["glm_moe_dsa", "mistral_large4_text"])
 @torch.no_grad()
-def test_layers_without_an_indexer_read_what_an_earlier_one_chose(attend):
-    types = ["full", "shared", "full", "shared"]
-    config = config_of("glm_moe_dsa", indexer_types=types)
+def test_layers_read_what_earlier_ones_chose_and_their_latents(family, attend):
+    config = config_of(family, **FLAGS[family])
     model = model_of(config)
     valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     valid[1, :5] = valid[2, :1] = False
-    attentions = seen(model, "glm_moe_dsa", CHUNKS["ragged"], valid)
+    attentions = seen(model, family, CHUNKS["ragged"], valid)
     layers = []
     for layer, module, _ in attentions:
         ours = attention_from_config(config, layer, attend=attend).eval()
@@ -610,18 +616,68 @@ def test_layers_without_an_indexer_read_what_an_earlier_one_chose(attend):
             layers, caches, attentions, strict=True
         ):
             x, expected = calls[step]
+            if ours.r.shares is not None:
+                options["latents"] = layers[ours.r.shares].latents
             actual, real = ours(x, cache=cache, **options), valid[:, start:end]
             assert relative_error(actual[real], expected[real]) <= 1e-6
-            options["chosen"] = getattr(ours, "chosen", None)
+            chosen = getattr(ours, "chosen", options.get("chosen"))
+            options["chosen"] = chosen
     with pytest.raises(ValueError, match="has no indexer: pass chosen="):
         layers[1](x)
+    reads = [ours for ours in layers if ours.r.shares is not None]
+    assert len(reads) == 4 * (family == "mistral_large4_text")
+    for ours, latents in product(reads, (None, torch.ones(ROWS, 1, 2, 24))):
+        with pytest.raises(ValueError, match="reads the latents of layer"):
+            ours(x[:, :1], chosen=torch.ones(1, 1), latents=latents)
     text = file_of(config)
     assert "# A layer without an indexer is called with chosen=" in text
-    file = module_of(config.to_dict())["Attention"](1)
+    space = module_of(config.to_dict())
+    if reads:
+        with pytest.raises(ValueError, match="pass latents= of the layer"):
+            space["Attention"](2)(x)
+    file = space["Attention"](1)
     cache = file.cache(LENGTH)
     with pytest.raises(ValueError, match="no indexer: pass chosen="):
         file(x, cache=cache)
     assert cache.length == 0
+
+
+# Lines of the file of Mistral Large 4, and what a fault makes of them.
+SLIPS = {
+    "a factor of queries in place of the other": (
+        "(scale * (i + 1).float().log() + bias)",
+        "(bias * (i + 1).float().log() + scale)",
+    ),
+    "positions from 1": ("(i + 1).float().log()", "(i + 2).float().log()"),
+    "queries of the indexer without their factor": (
+        "        q = self.softmax_scaling(q, i)\n        scores",
+        "        scores",
+    ),
+    "alpha is ignored": (" * self.alpha.float().exp()", ""),
+    "alpha, not its exponential": ("self.alpha.float().exp()", "self.alpha"),
+    "an indexer with RoPE in a layer without": (
+        "angle = None",
+        "angle = i * 1e4 ** (-torch.arange(0, 8, 2) / 8)",
+    ),
+    "an indexer whose input is not normed": ("self.q_input_norm(x)", "x"),
+    "latents of other tokens": ("k = latents ", "k = latents.roll(1, 2) "),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_in_what_mistral_large_4_alone_has_is_noticed(
+    slip, monkeypatch, tmp_path
+):
+    (line, other), right = SLIPS[slip], file_of
+
+    def slipped(config):
+        text = right(config)
+        assert text.count(line) == 1, line
+        return text.replace(line, other)
+
+    monkeypatch.setitem(globals(), "file_of", slipped)
+    with pytest.raises(AssertionError, match=r", layer \d"):
+        compare("mistral_large4_text", {}, tmp_path)
 
 
 if __name__ == "__main__":

@@ -50,37 +50,47 @@ def kinds():
     return {f"{family} {n}": (family, n, r) for family, n, r in found.values()}
 
 
-class Pair(nn.Module):
-    """A layer that reads the keys, or the choice, of the one before it."""
+class Reader(nn.Module):
+    """A layer behind those whose keys, latents or choice it reads: by its
+    options, or all by the cache of one."""
 
-    def __init__(self, earlier, layer, shares):
+    def __init__(self, layer, earlier, shares):
         super().__init__()
-        self.earlier, self.layer, self.shares = earlier, layer, shares
+        self.layer, self.shares = layer, shares
+        self.earlier = nn.ModuleDict(earlier)
 
     def cache(self, length):
-        first = self.earlier.cache(length)
-        return first, first if self.shares else self.layer.cache(length)
+        caches = [layer.cache(length) for layer in self.earlier.values()]
+        return *caches, caches[0] if self.shares else self.layer.cache(length)
 
     def forward(self, x, cache):
-        self.earlier(x, cache=cache[0])
-        options = {} if self.shares else {"chosen": self.earlier.chosen}
-        return self.layer(x, cache=cache[1], **options)
+        options = {}
+        for (name, layer), own in zip(
+            self.earlier.items(), cache[:-1], strict=True
+        ):
+            layer(x, cache=own)
+            options[name] = getattr(layer, name, None)
+        options = {} if self.shares else options
+        return self.layer(x, cache=cache[-1], **options)
 
 
 def module_of(mixer, number, record, records):
-    """The layer, behind the one that it reads, if it reads one."""
+    """The layer, behind those that it reads, if it reads any."""
     layer = mixer(number)
     if not isinstance(record, AttentionRecord):
         return layer
-    shares = record.shares
-    if shares is None:
-        if not record.index_topk or record.index_own:
-            return layer
-        shares = max(
-            n for n, r in records.items() if n < number and r.index_own
+    earlier = {}
+    if record.shares is not None:
+        earlier["latents"] = mixer(record.shares)
+    if record.index_topk and not record.index_own:
+        last = max(
+            n
+            for n, r in records.items()
+            if n < number and r.index_own and r.shares is None
         )
-        return Pair(mixer(shares), layer, False)
-    return Pair(mixer(shares), layer, True)
+        earlier["chosen"] = mixer(last)
+    shares = record.shares is not None and not record.kv_rank
+    return Reader(layer, earlier, shares) if earlier else layer
 
 
 def read(layer, x):

@@ -50,6 +50,7 @@ LEFT_OUT = {
     *("index_topk", "index_own", "clip", "k_factor", "v_factor", "norm"),
     *("v_norm", "rope_backwards", "q_factor", "q_growth", "q_power"),
     *("head_norm", "gate", "gate_bias", "sub_norm", "rope_norm"),
+    *("rope_learned", "q_log"),
 }
 SCALINGS = {
     "default": lambda r: None,
