@@ -465,6 +465,21 @@ def test_hostile_configs_are_read_or_refused_in_a_sentence(seed):
     assert read > 60 and refused > 10
 
 
+INKLING = ("inkling_text",)
+
+
+@pytest.mark.parametrize("family", INKLING)
+def test_fields_of_inkling_are_read_by_both_names(family):
+    """A file may have other names of them than transformers saves."""
+    names = {"sliding_window_size": "sliding_window"}
+    names |= {"conv_kernel_size": "sconv_kernel_size"}
+    fields = config_of(family, conv_kernel_size=2).to_dict()
+    renamed = {names.get(name, name): x for name, x in fields.items()}
+    theirs = CONFIG_MAPPING[family].from_dict(renamed).to_dict()
+    assert all(theirs[name] == fields[name] for name in names)
+    assert read_config(renamed).mixers == read_config(fields).mixers
+
+
 def test_how_large_a_config_may_be():
     """Ten megabytes of what is not read, and a million layers."""
     with pytest.raises(ValueError, match="1000000 layers are more than"):
