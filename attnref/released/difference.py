@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from difflib import unified_diff
 from functools import cache
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from attnref.numbers.kv_memory import growth, kv_bytes, state_bytes
@@ -18,7 +19,7 @@ from attnref.released.parts import parts_of, sentence, words
 from attnref.released.record import AttentionRecord, Config
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 Record = AttentionRecord | MixerRecord
 Layer = tuple[AttentionRecord | None, MixerRecord | None]
@@ -30,6 +31,7 @@ SMALL = {
     **dict.fromkeys(("window", "chunk", "rope_length", "q_growth_from"), 7),
     **dict.fromkeys(("q_growth_every", "rel_extent"), 7),
     **{"index_topk": 2, "index_block": 2, "rate": 4},
+    **dict.fromkeys(("longest", "rel_longest"), 1),
 }
 
 
@@ -230,7 +232,7 @@ def tensor(first: Layer, second: Layer, number: int) -> dict[str, Any] | None:
     # LongRoPE rotates short texts by angles of their own.
     for T in (SMALL["rope_length"] - 2, TOKENS):
         with torch.no_grad():
-            a, b = (module(x[:, :T]) for module in modules)
+            a, b = (m(x[:, :T], **inputs_of(m, x[:, :T])) for m in modules)
         gaps, most = (a - b).abs(), float(a.abs().max())
         differ = ~(gaps <= 1e-12 * most)  # also where one is NaN
         for t, row, channel in differ.transpose(0, 1).nonzero().tolist():
@@ -239,6 +241,12 @@ def tensor(first: Layer, second: Layer, number: int) -> dict[str, Any] | None:
             largest = float(gaps.max()) / most
             return {"place": place, "values": values, "largest": largest}
     return None
+
+
+def inputs_of(module: "nn.Module", x: "Tensor") -> dict[str, "Tensor"]:
+    """Inputs of keys and values that are not x, if the layer takes such."""
+    names = [n for n in signature(module.forward).parameters if "_input" in n]
+    return {n: x.roll(k, dims=-1) for k, n in enumerate(names, start=1)}
 
 
 def _module(layer: Layer, number: int) -> "nn.Module":

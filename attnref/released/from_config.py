@@ -18,6 +18,7 @@ from attnref.numbers.shapes import (
 from attnref.released.expression import value_of
 from attnref.released.mixers import (
     CompressedAttention,
+    GatedConvolvedAttention,
     KeysRecord,
     window_of,
 )
@@ -102,14 +103,14 @@ def model_from_config(config: Config) -> Model:
     params, note = None, ""
     if row and "stores" in row.fields:
         groups = _groups_by_sizes(config, row)
-        if "note" in row.fields:
-            note = str(value_of(row.fields["note"], {}))
     else:
         lenient = _lenient(config, unread)
         groups = _groups_by_records(config, lenient, context)
         params = None if unread else params_of(_lenient(as_published, unread))
         if any(isinstance(group, Compressed) for group, _ in groups):
             note = "the state of the compressor is not counted"
+    if row and "note" in row.fields:
+        note = str(value_of(row.fields["note"], {}))
     layers: dict[Group, int] = {}
     for group, times in groups:
         layers[group] = layers.get(group, 0) + times
@@ -231,7 +232,10 @@ def _groups_by_records(
             groups = _layer_groups(config, layer, kind, record)
         if isinstance(mixer, KeysRecord):
             groups.append(_keys_group(mixer))
-        result += [(group, 1) for group in groups]
+        times = 1
+        if isinstance(mixer, GatedConvolvedAttention):
+            times = mixer.passes
+        result += [(group, times) for group in groups]
     return result
 
 

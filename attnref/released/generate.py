@@ -19,6 +19,7 @@ from typing import Any
 from attnref.released.expression import value_of
 from attnref.released.mixers import (
     CompressedAttention,
+    GatedConvolvedAttention,
     Mamba2,
     MixerRecord,
 )
@@ -69,6 +70,7 @@ NEUTRAL: dict[str, Any] = {
     "kernel": 1,
     "index_block": 1,
     "rate": 1,
+    "passes": 1,
 }
 # Fields that are read only where another one is on.
 OWNERS = {
@@ -91,7 +93,7 @@ CONDITIONS = {
 ON_IN_SOME_LAYERS = {
     *("rope_theta", "rope_kind", "norm", "q_growth", "q_power", "shares"),
     *("is_shared", "k_is_v", "index_own", "window", "chunk", "with_sinks"),
-    *("index_topk", "rate"),
+    *("index_topk", "rate", "dynamic"),
 }
 # Fields whose values may differ between the layers where they are on.
 MAY_DIFFER = {
@@ -101,7 +103,7 @@ MAY_DIFFER = {
     *("q_growth", "q_growth_from", "q_growth_every", "q_power", "scale"),
     *("window", "chunk", "shares", "differential"),
     *("q_rank", "kv_rank", "rope_dim", "latent_factor", "q_factor", "rate"),
-    *("key_dim", "rel_extent"),
+    *("key_dim", "rel_extent", "passes"),
 }
 
 
@@ -472,15 +474,23 @@ With images, forward takes blocks= (B, S): numbers of images, -1 for text.
 LATENTS = """\
 A layer that shares latents is called with latents=earlier.latents.
 """
+INPUTS = """\
+Full layers take key_input= and value_input= (B, T, E), too.
+"""
 QUANTISED = "The weights are quantised{}, as published; load {} them.\n"
 
 
 def _remarks(config: Config, dequantises: bool) -> str:
-    """Sentences for the docstring: of quantised weights and of images."""
+    """Sentences for the docstring: of other inputs, weights and images."""
     text = ""
+    if any(
+        isinstance(r, GatedConvolvedAttention) and r.dynamic
+        for r in config.mixers.values()
+    ):
+        text = INPUTS
     if config.quantization:
         does = "dequantises" if dequantises else "refuses"
-        text = QUANTISED.format(_method(config), does)
+        text += QUANTISED.format(_method(config), does)
     records = config.records.values()
     if any(r.kv_rank and r.shares is not None for r in records):
         text += LATENTS

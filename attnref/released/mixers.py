@@ -179,6 +179,17 @@ class ConvolvedAttention(WindowRecord):
 
 
 @dataclass(frozen=True)
+class GatedConvolvedAttention(ConvolvedAttention):
+    """The same with bounded lengths, projected sinks and a gate (Inkling 2)."""
+
+    # Taps of the convolutions are also projected from each token.
+    dynamic: bool
+    longest: float  # queries and keys
+    rel_longest: float
+    passes: int  # of the layer for each token, each with a cache
+
+
+@dataclass(frozen=True)
 class CompressedAttention(MixerRecord):
     """Attention to a window and to compressed entries (DeepSeek V4)."""
 
@@ -219,6 +230,7 @@ RECORDS: dict[str, type[MixerRecord]] = {
         RoutedAttention,
         CCA,
         ConvolvedAttention,
+        GatedConvolvedAttention,
         CompressedAttention,
     )
 }

@@ -204,6 +204,7 @@ HYBRIDS = {
     "RoutedAttention": ("jetmoe", "scale"),
     "CCA": ("zaya", "scale"),
     "ConvolvedAttention": ("inkling_text", "scale"),
+    "GatedConvolvedAttention": ("inkling2_text", "scale"),
     "CompressedAttention": ("deepseek_v4", "scale"),
 }
 
@@ -230,6 +231,16 @@ def test_attention_that_reads_another_input_than_its_mixer_runs_alone():
         (r, replace(first[1], eps=3.0)),
     ):
         assert tensor(first, other, n)["largest"] > 1e-3
+
+
+@pytest.mark.parametrize("name", ["longest", "rel_longest", "q_growth_from"])
+def test_a_layer_whose_keys_read_other_inputs_runs_with_such(name):
+    """A bound so large that nothing exceeds it would show no difference."""
+    mixer = read_config(config_of("inkling2_text")).mixers[1]
+    assert mixer.dynamic
+    first = None, replace(mixer, longest=22.6, rel_longest=8.0)
+    second = None, replace(first[1], **{name: 3 * getattr(first[1], name)})
+    assert tensor(first, second, 1)["largest"] > 1e-8
 
 
 @pytest.fixture

@@ -67,6 +67,9 @@ def write(
     return folder
 
 
+INKLING = {
+    "vision_config": {"model_type": "inkling2_vision", "text_hidden_size": 60}
+}
 # What a wrapper of a tiny text model needs, so that its parts fit.
 PARTS: dict[str, dict[str, Any]] = {
     "emu3": {"vocabulary_map": {"<|extra_200|>": 1}},
@@ -82,6 +85,8 @@ PARTS: dict[str, dict[str, Any]] = {
         "downsample_rate": "4/8",
     },
     "granite_docling": {"vision_config": {"out_hidden_size": 60}},
+    "inkling2": INKLING,
+    "inkling2_loop": INKLING,
 }
 # Where the names that transformers gives back are not those it reads: patterns
 # meant for towers have caught the text.

@@ -144,6 +144,8 @@ CHUNKS = {
 }
 # Families that are read at once: without a cache, or with layers read twice.
 WHOLE = "ctrl", "granite4_vision_text", "openai-gpt"
+# Families whose layers may run several times, each time with another cache.
+LOOPS = ("inkling2_loop_text",)
 # Families whose recurrent layers begin anew at a call of several tokens.
 RESTARTS = "falcon_mamba", "jamba", "mamba", "recurrent_gemma"
 TABLES = yaml.safe_load((ROOT / "tests/kit/families.yml").read_text("utf-8"))
@@ -207,7 +209,8 @@ def model_of(config: PretrainedConfig) -> nn.Module:
     if config.model_type == "mistral_large4_text":
         lend_alpha(model)
     for name, weight in model.named_parameters():
-        if "norm" in name.lower() and weight.dim() == 1:
+        is_vector = weight.dim() == 1 or name.endswith("norm.scale")
+        if "norm" in name.lower() and is_vector:
             weight.data = ("bias" not in name) + 0.3 * torch.randn_like(weight)
         elif weight.is_floating_point():
             weight.data.normal_(std=0.2)
@@ -255,6 +258,7 @@ class Seen(NamedTuple):
     layer: int
     module: nn.Module
     calls: list[tuple[Tensor, Tensor]]  # x, and the output of o_proj
+    inputs: list[dict[str, Tensor]]  # beside x, by our names
 
     @property
     def recurrent(self) -> bool:
@@ -279,15 +283,18 @@ def seen(
         if re.search(NOT_TEXT, type(module).__name__):
             continue
         calls: list[tuple[Tensor, Tensor]] = []
-        result = Seen(layer, module, calls)
+        inputs: list[dict[str, Tensor]] = []
+        result = Seen(layer, module, calls, inputs)
         projections = {*module._modules} & PROJECTIONS
         attends = last in module._modules and projections
         if not result.recurrent and not attends:
             continue
         layers.append(result)
 
-        def record_input(module, args, keywords, calls=calls):
+        def record_input(module, args, keywords, calls=calls, inputs=inputs):
             calls.append((args[0] if args else keywords["hidden_states"], None))
+            given = {n: keywords.get(name) for n, name in INPUTS.items()}
+            inputs.append({n: x for n, x in given.items() if x is not None})
 
         def record_output(module, args, out, calls=calls):
             out = out[0] if isinstance(out, tuple) else out
@@ -320,7 +327,18 @@ def seen(
         past, start = getattr(out, "cache", past), end
     for hook in hooks:
         hook.remove()
+    if family in LOOPS:
+        layers = [run for one in layers for run in runs_of(one, len(chunks))]
     return layers
+
+
+def runs_of(layer: Seen, steps: int) -> list[Seen]:
+    """What a layer does that runs several times at each step, by its runs."""
+    n = len(layer.calls) // steps
+    return [
+        layer._replace(calls=layer.calls[run::n], inputs=layer.inputs[run::n])
+        for run in range(n)
+    ]
 
 
 def seen_alone(
@@ -351,10 +369,15 @@ ROW_BY_ROW = (
     *("deepseek_v4", "falcon_mamba", "mamba", "minimax_m3_vl_text"),
     *("recurrent_gemma", "xlstm"),
 )
+# What keys and values are projected from, where that is not x.
+INPUTS = {
+    "key_input": "key_hidden_states",
+    "value_input": "value_hidden_states",
+}
 NOT_TEXT = "(Vision|Audio)(?!Text)"  # of Granite 4 Vision, the text too
 RECURRENT = (
-    r"kV4Attention|InklingAttention|TextLinearAttention|Delta|\wMixer$|"
-    r"MambaLayer$|Lightning"
+    r"kV4Attention|TextLinearAttention|Delta|\wMixer$|MambaLayer$|Lightning|"
+    r"Inkling(2(Loop)?(Sliding|Full))?Attention"
     "|ShortConv$|xLSTMLayer|JetMoeAttention|RecurrentBlock|ZayaAttention"
 )
 PROJECTIONS = {

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnref import ConfiguredAttention
 from attnref.released import configured
+from attnref.released.difference import inputs_of
 from attnref.released.generate import (
     file_of,
     mixer_text,
@@ -335,7 +336,11 @@ def test_each_field_of_a_mixer_changes_its_part_of_the_file(kind):
 
 @pytest.mark.parametrize(
     "kind",
-    [kind for kind, cls in RECORDS.items() if "kernel" in cls.__annotations__],
+    [
+        kind
+        for kind, cls in RECORDS.items()
+        if "kernel" in {field.name for field in fields(cls)}
+    ],
 )
 @torch.no_grad()
 def test_a_convolution_may_have_a_kernel_of_one(kind):
@@ -345,8 +350,12 @@ def test_a_convolution_may_have_a_kernel_of_one(kind):
     exec(rendered({}) + text, space)
     layer, x = space[kind](0), torch.randn(3, 7, record.d_model)
     cache = layer.cache(7)
-    steps = [layer(part, cache=cache) for part in x.split((4, 1, 2), dim=1)]
-    torch.testing.assert_close(torch.cat(steps, dim=1), layer(x))
+    steps = [
+        layer(part, cache=cache, **inputs_of(layer, part))
+        for part in x.split((4, 1, 2), dim=1)
+    ]
+    whole = layer(x, **inputs_of(layer, x))
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole)
 
 
 def test_there_is_a_template_for_each_record():

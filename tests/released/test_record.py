@@ -531,6 +531,42 @@ def test_hostile_configs_are_read_or_refused_in_a_sentence(seed):
     assert read > 60 and refused > 10
 
 
+INKLING = "inkling_text", "inkling2_text", "inkling2_loop_text"
+
+
+@pytest.mark.parametrize("family", INKLING)
+def test_fields_of_inkling_are_read_by_both_names(family):
+    """A file may have other names of them than transformers saves."""
+    names = {"sliding_window_size": "sliding_window"}
+    names |= {"conv_kernel_size": "sconv_kernel_size"}
+    fields = config_of(family, conv_kernel_size=2).to_dict()
+    renamed = {names.get(name, name): x for name, x in fields.items()}
+    theirs = CONFIG_MAPPING[family].from_dict(renamed).to_dict()
+    assert all(theirs[name] == fields[name] for name in names)
+    assert read_config(renamed).mixers == read_config(fields).mixers
+
+
+def test_the_loop_of_inkling_2_is_read_and_what_is_new_in_it_refused():
+    kinds = 3 * ["hybrid_sliding", "hybrid"]
+    sizes = {"num_hidden_layers": 6, "layer_types": kinds}
+    config = config_of("inkling2_loop_text", **sizes)
+    loop = {"core_start": 2, "core_end": 5, "num_passes": 4, "gate_rank": 3}
+    fields = config.to_dict() | {"loop_config": loop}
+    theirs = CONFIG_MAPPING["inkling2_loop_text"].from_dict(fields)
+    passes = [r.passes for r in read_config(fields).mixers.values()]
+    assert passes == [1, 1, 4, 4, 4, 1]
+    assert sum(passes) == theirs.total_num_hidden_layers
+    for name, change in {
+        "loop_config.halt": {"loop_config": loop | {"halt": 0.5}},
+        "use_sconv=False": {"use_sconv": False},
+    }.items():
+        with pytest.raises(ValueError, match=name):
+            file_of(fields | change)
+    plain = config_of("inkling2_text").to_dict()
+    with pytest.raises(ValueError, match="loop_num_passes=3"):
+        file_of(plain | {"loop_num_passes": 3})
+
+
 def test_how_large_a_config_may_be():
     """Ten megabytes of what is not read, and a million layers."""
     with pytest.raises(ValueError, match="1000000 layers are more than"):
@@ -553,6 +589,7 @@ ENTRIES = {
     "fields": {
         "kind",
         "sources",
+        "note",
         *LET,
         *(f.name for f in fields(AttentionRecord)),
     },

@@ -303,13 +303,15 @@ def test_devices_split_heads_and_have_copies_of_the_rest():
     [
         *("llama", "qwen3_moe", "deepseek_v3", "glm4_moe", "qwen3_next"),
         *("qwen3_5_text", "gemma3_text", "llama4_text", "nemotron_h", "bamba"),
+        "inkling2_text",
     ],
 )
 def test_matrices_have_the_names_and_shapes_of_transformers(family):
     """Experts, of which files have one tensor each, are stacked there."""
     config = config_of(family)
     fields = config_with(config)
-    fields["tie_word_embeddings"] = bool(config.tie_word_embeddings)
+    tied = getattr(config, "tie_word_embeddings", False)
+    fields["tie_word_embeddings"] = bool(tied)
     theirs = {
         re.sub(r"^\w+\.(?=layers|embed)", "", name.removesuffix(".weight")): w
         for name, w in model_of(config).named_parameters()

@@ -376,7 +376,10 @@ UNBUILT = {
     "its text sees what comes later": {"paligemma"},
 }
 # Names of its own; other prefixes; layers of two kinds.
-QUICK_WRAPPERS = "cosmos3_omni", "gemma3", "inkling_mm_model", "qwen3_5"
+QUICK_WRAPPERS = (
+    *("cosmos3_omni", "gemma3", "inkling2_loop", "inkling_mm_model"),
+    "qwen3_5",
+)
 
 
 @pytest.mark.parametrize("name", sampled(WRAPPERS, QUICK_WRAPPERS))

@@ -7,6 +7,7 @@ for a model; the package's layer is compared with it.
 
 import inspect
 import json
+from functools import cache
 from itertools import accumulate, pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,7 +88,7 @@ def module_of(config):
 def ours_for(config, attentions, folder):
     """The layers of the file, with weights of a folder as it is published."""
     space, parts = module_of(config), []
-    for layer, module, _ in attentions:
+    for layer, module, *_ in attentions:
         # Where attention and state read different x, the module is one of them.
         attends = layer in mixers_of(config) and "q_proj" in module._modules
         attends = attends and layer in records_of(config)
@@ -122,7 +123,8 @@ def join_both(config, layers):
             for (x, y), (_, z) in zip(state.calls, attends.calls, strict=True)
         ]
         parts = {"self_attn": attends.module, "mamba": state.module}
-        pairs.append(Seen(state.layer, nn.ModuleDict(parts), calls))
+        module = nn.ModuleDict(parts)
+        pairs.append(Seen(state.layer, module, calls, state.inputs))
     return pairs
 
 
@@ -163,8 +165,9 @@ def compare_steps(family, changes, folder):
     records = records_of(config)
     model, worst = model_of(config).to(torch.get_default_dtype()), 0.0
     valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
-    # Theirs counts pads where queries grow.
-    if not {"floor_scale", "log_scaling_n_floor"} & {*changes}:
+    # Theirs counts pads where queries grow, but in Inkling 2.
+    grows = {"floor_scale", "log_scaling_n_floor"} & {*changes}
+    if not grows or family == "inkling2_text":
         valid[1, :5] = valid[2, :1] = False
     for (name, chunks), prefix in zip(CHUNKS.items(), PREFIXES, strict=True):
         if family in WHOLE and len(chunks) > 1:
@@ -187,7 +190,7 @@ def compare_steps(family, changes, folder):
                 if key not in caches:
                     caches[key] = file_layer.cache(LENGTH)
                 x, expected = theirs.calls[step]
-                options = {"valid": valid[:, :end]}
+                options = {"valid": valid[:, :end], **theirs.inputs[step]}
                 if r and r.index_topk and not r.index_own:
                     options["chosen"] = chosen
                 if reads and r.kv_rank:
@@ -245,29 +248,45 @@ def test_positions_are_exact_in_bfloat16(family, changes):
         differs = r.rope_theta or r.q_growth or r.q_log
         if differs and r.shares is None and chooses:
             layers.setdefault(r, n)
+    grown = {  # convolved attention, which has no RoPE
+        r: n
+        for n, r in mixers_of(fields).items()
+        if getattr(r, "q_growth", 0.0)
+    }
+    layers |= grown
     chunks = (FAR, 1, 2)
     attentions = seen(model, family, (sum(chunks),), None, 1) if layers else []
     space = module_of(fields)
     for theirs in attentions:
-        if theirs.recurrent or theirs.layer not in layers.values():
+        numbers = grown if theirs.recurrent else layers
+        if theirs.layer not in numbers.values():
             continue
-        layer, module, [(x, expected)] = theirs
-        x, expected = x.bfloat16(), expected[:, FAR:]
-        file_layer = space["Attention"](layer).to(torch.bfloat16)
-        ours = attention_from_config(fields, layer).to(torch.bfloat16)
-        for copy in (file_layer, ours):
+        layer, module, [(x, expected)], [others] = theirs
+        expected = expected[:, FAR:]
+        rounded = {n: t.bfloat16() for n, t in {"x": x, **others}.items()}
+        steps = [
+            {n: t[:, start:end] for n, t in rounded.items()}
+            for start, end in pairwise(accumulate(chunks, initial=0))
+        ]
+        copies = [space["mixer" if grown else "Attention"](layer)]
+        if not grown:
+            copies.append(attention_from_config(fields, layer))
+        for copy in copies:
+            copy = copy.to(torch.bfloat16)
             copy.load_state_dict(module.state_dict())
             cache = copy.cache(sum(chunks))
             try:
-                torch.set_default_dtype(ours.o_proj.weight.dtype)
-                steps = [copy(y, cache=cache) for y in x.split(chunks, dim=1)]
+                torch.set_default_dtype(torch.bfloat16)
+                outs = [copy(**step, cache=cache) for step in steps]
             finally:
                 torch.set_default_dtype(torch.float32)
-            actual = torch.cat(steps, dim=1)[:, FAR:].float()
+            actual = torch.cat(outs, dim=1)[:, FAR:].float()
             error = (actual - expected).norm() / expected.norm()
             assert error < 0.05, f"layer {layer}"
 
 
+# Kinds that keep a cache for each row with pads, and keys too.
+BY_ROWS = "CCA", "ConvolvedAttention", "GatedConvolvedAttention"
 # A family for each kind of layer that keeps a state.
 STATES = {
     r.kind: name
@@ -292,34 +311,118 @@ def test_a_state_passes_chunks_and_is_not_changed_by_any_pad(kind):
     for weight in model.parameters():
         weight.data = weight.data.bfloat16().float()
     attentions = seen(model, STATES[kind], (T,), None)
-    layer, module, [(x, expected)] = next(a for a in attentions if a.recurrent)
+    firsts = {type(a.module): a for a in reversed(attentions) if a.recurrent}
     order = torch.stack([torch.randperm(S) for _ in range(ROWS)])
     order[0] = torch.arange(S).flip(0)  # all pads on the left
     valid = order < T
-    rows = 1e4 * torch.randn(ROWS, S, x.shape[-1])
-    rows[:, :3].masked_fill_(~valid[:, :3, None], torch.nan)
-    rows[valid] = x.flatten(0, 1)
+    for layer, module, [(x, expected)], [others] in firsts.values():
+        padded = {}
+        for name, source in {"x": x, **others}.items():
+            rows = 1e4 * torch.randn(ROWS, S, x.shape[-1])
+            rows[:, :3].masked_fill_(~valid[:, :3, None], torch.nan)
+            rows[valid] = source.flatten(0, 1)
+            padded[name] = rows
+        check_state(space[kind](layer), module, padded, valid, expected, group)
+
+
+def check_state(file_layer, module, rows, valid, expected, group):
+    """In chunks, with pads among the tokens, also in bfloat16."""
+    S, kind = valid.shape[1], type(file_layer).__name__
     for dtype, bound in ((torch.float32, BOUND), (torch.bfloat16, 0.05)):
-        file_layer = space[kind](layer).to(dtype)
+        file_layer = file_layer.to(dtype)
         file_layer.load_state_dict(dict(module.named_parameters()))
         cache, out, end = file_layer.cache(S), [], 0
-        for part in rows.to(dtype).split((65, 1, 64, S - 130), dim=1):
-            end += part.shape[1]
-            out.append(file_layer(part, cache=cache, valid=valid[:, :end]))
+        rounded = {name: x.to(dtype) for name, x in rows.items()}
+        for T in (65, 1, 64, S - 130):
+            part = slice(end, end + T)
+            end += T
+            inputs = {name: x[:, part] for name, x in rounded.items()}
+            past = valid[:, :end]
+            out.append(file_layer(**inputs, cache=cache, valid=past))
         actual, wanted = torch.cat(out, dim=1)[valid], expected.flatten(0, 1)
         if dtype != torch.float32:  # an exponential of a rounded x is another
-            rounded = rows.to(dtype).float()
-            wanted = file_layer.float()(rounded, valid=valid)[valid]
+            exact = {name: x.float() for name, x in rounded.items()}
+            wanted = file_layer.float()(**exact, valid=valid)[valid]
         error = (actual.float() - wanted).norm() / wanted.norm()
         assert error < bound, dtype
         if group.state_heads:
             assert cache.kept[-1].dtype == torch.float32
-        if kind in ("CCA", "ConvolvedAttention"):  # by rows, and keys too
+        if kind in BY_ROWS:
             continue
         state = group.state_heads * group.key_dim * group.value_dim
         inputs = group.conv_channels * (group.conv_kernel - 1)
         elements = sum(t.numel() for t in cache.kept if t.is_floating_point())
         assert (cache.length, elements) == (S, ROWS * (state + inputs))
+
+
+# Of Inkling 2: lines of its file, and wrong ones.
+WRONG = {
+    "no taps of a token": ("(static + taps) * near", "static * near"),
+    "no taps of a channel": ("(static + taps) * near", "taps * near"),
+    "taps that begin with the oldest": (", 1).flip(-1)", ", 1)"),
+    "convolutions by another number": ("(2 * 3 + 1)", "(3 + 1)"),
+    "convolutions without a number": ("(y / (3 + 1) ** 0.5)", "y"),
+    "a sink of no projection": ("self.sink_proj(x)", "x.new_zeros(B, T, H)"),
+    "lengths without a scale": ("x.float() * scale", "x.float()"),
+    "keys of any length": (
+        "clipped(k.view(B, T, K, D), 1, 4.7)",
+        "k.view(B, T, K, D)",
+    ),
+    "keys of the queries' input": ("self.k_proj(x_k,", "self.k_proj(x,"),
+    "values of the queries' input": ("self.v_proj(x_v,", "self.v_proj(x,"),
+    "values of any size": (
+        "F.rms_norm(v.view(B, T, K, D).float(), (D,), eps=1e-6).to(v.dtype)",
+        "v.view(B, T, K, D)",
+    ),
+    "a bias that does not grow": (
+        "position_bias(x, growth,",
+        "position_bias(x, 1,",
+    ),
+    "no gate": ("heads.float() * gate", "heads.float()"),
+}
+
+
+@cache
+def inkling2():
+    """A model of transformers, the file of it, and a layer of each kind."""
+    config = config_of("inkling2_text", **FLAGS["inkling2_text"])
+    attentions = seen(model_of(config), "inkling2_text", (LENGTH,), None)
+    return file_of(config), attentions[:2]
+
+
+def errors_of(text):
+    """By how much a file's layers differ from those of transformers."""
+    space = {}
+    exec(text, space)
+    for layer, module, [(x, expected)], [others] in inkling2()[1]:
+        file_layer = space["mixer"](layer)
+        file_layer.load_state_dict(module.state_dict())
+        yield relative_error(file_layer(x, **others), expected)
+
+
+@pytest.mark.parametrize("fault", WRONG)
+@torch.no_grad()
+def test_a_wrong_line_of_inkling_2_changes_what_a_layer_gives(fault):
+    text, (right, wrong) = inkling2()[0], WRONG[fault]
+    assert text.count(right) == 1
+    assert max(errors_of(text)) < BOUND
+    assert max(errors_of(text.replace(right, wrong))) > 0.05
+
+
+@torch.no_grad()
+def test_a_full_layer_of_inkling_2_has_no_default_of_its_inputs():
+    """Those of a window have one, as in transformers."""
+    text, (sliding, full) = inkling2()
+    space = {}
+    exec(text, space)
+    for name in ("key_input", "value_input"):
+        [(x, _)], [others] = full.calls, full.inputs
+        with pytest.raises(ValueError, match="a full layer needs key_input="):
+            space["mixer"](full.layer)(x, **{name: others[name]})
+    [(x, _)], [others] = sliding.calls, sliding.inputs
+    assert not others
+    layer = space["mixer"](sliding.layer)
+    assert torch.equal(layer(x), layer(x, key_input=x, value_input=x))
 
 
 def longrope():
@@ -333,7 +436,7 @@ def longrope():
 @torch.no_grad()
 def test_longrope_is_chosen_by_the_tokens_without_pads(chunks):
     config, valid = longrope()
-    [(_, module, calls), *_] = seen(model_of(config), "phi3", chunks, valid)
+    [(_, module, calls, _), *_] = seen(model_of(config), "phi3", chunks, valid)
     ours, space = attention_from_config(config), {}
     exec(file_of(config), space)
     file_layer = space["Attention"]()
@@ -560,7 +663,7 @@ def test_layers_that_share_keys_are_called_with_one_cache(family, kind):
     for chunks in CHUNKS.values():
         attentions = seen(model, family, chunks, valid)
         layers, caches = [], {}
-        for layer, module, _ in attentions:
+        for layer, module, *_ in attentions:
             attend = sdpa if layer % 2 else None
             ours = attention_from_config(config, layer, attend=attend)
             ours.load_state_dict(module.state_dict())
@@ -576,7 +679,9 @@ def test_layers_that_share_keys_are_called_with_one_cache(family, kind):
             real = valid[:, start:end]
             options = {"positions": positions[:, start:end]}
             options["mask"] = padding_mask(valid[:, :end])
-            for ours, (layer, _, calls) in zip(layers, attentions, strict=True):
+            for ours, (layer, _, calls, _) in zip(
+                layers, attentions, strict=True
+            ):
                 shares = ours.r.shares
                 cache = caches[layer if shares is None else shares]
                 x, expected = calls[step]
@@ -603,7 +708,7 @@ def test_layers_read_what_earlier_ones_chose_and_their_latents(family, attend):
     valid[1, :5] = valid[2, :1] = False
     attentions = seen(model, family, CHUNKS["ragged"], valid)
     layers = []
-    for layer, module, _ in attentions:
+    for layer, module, *_ in attentions:
         ours = attention_from_config(config, layer, attend=attend).eval()
         ours.load_state_dict(module.state_dict())
         layers.append(ours)
@@ -612,7 +717,7 @@ def test_layers_read_what_earlier_ones_chose_and_their_latents(family, attend):
     for step, (start, end) in enumerate(steps):
         options = {"mask": padding_mask(valid[:, :end])}
         options["positions"] = token_positions(valid)[:, start:end]
-        for ours, cache, (_, _, calls) in zip(
+        for ours, cache, (_, _, calls, _) in zip(
             layers, caches, attentions, strict=True
         ):
             x, expected = calls[step]
