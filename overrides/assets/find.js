@@ -130,7 +130,6 @@ for (const door of document.querySelectorAll(".door")) {
     return draw();
   };
 
-  label.hidden = false;
   field.value = new URL(location).searchParams.get("find") ?? "";
   field.addEventListener("focus", load);
   field.addEventListener("input", () => keep((address) => {

@@ -149,7 +149,6 @@ const trained = (() => {
     });
   };
 
-  form.hidden = false;
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("focusin", load);
   form.addEventListener("input", show);

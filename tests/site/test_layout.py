@@ -27,7 +27,6 @@ LATER = {
     "conventions/names": "which code was read, then tables of its names",
     "learn/choose": "the answer is a list of cases",
     "mistakes/tests": "how a test is called comes first",
-    "numbers/operations": "its live figure is not there yet",
     "use/project": "steps; the only figure is of the last one",
 }
 
@@ -76,6 +75,41 @@ def test_a_tool_is_open_before_the_text(chromium, address, path, what, last):
 
 
 # Of each text outside code, drawings and formulas: its size, folds opened.
+# Layout shifts since the page began, as browsers report them.
+SHIFTS = """() => {
+  window.shifts = [];
+  new PerformanceObserver((list) => window.shifts.push(...list.getEntries()))
+    .observe({ type: 'layout-shift', buffered: true });
+}"""
+MOVED = "() => window.shifts.reduce((sum, { value }) => sum + value, 0)"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "core/masks/",
+        "layers/mla/",
+        "learn/compare/",
+        "learn/course/",
+        "learn/trained/",
+        "mistakes/engines/",
+        "mistakes/find-your-bug/",
+        "models/released/",
+        "models/your-model/",
+        "numbers/calculator/",
+        "numbers/operations/",
+    ],
+)
+@pytest.mark.parametrize("width", SCREENS)
+def test_nothing_moves_while_a_page_loads(chromium, address, path, width):
+    with a_reader(chromium, width=width) as reader:
+        reader.add_init_script(f"({SHIFTS})()")
+        page = page_of(reader, address + path, "networkidle")
+        page.wait_for_timeout(300)
+        assert page.evaluate(MOVED) <= 0.01
+
+
 SIZES = """() => {
   document.querySelectorAll('details').forEach(e => e.open = true);
   const texts = document.createTreeWalker(
