@@ -56,8 +56,10 @@ def decode_grid() -> Grid:
 
 
 def _flash(tokens: int) -> tuple[float, float]:
-    """Bytes in bfloat16 and FLOPs: inputs are read once, the output written."""
-    return 2 * tokens * D * 2 * (H + KV_HEADS), 2 * H * tokens * (tokens + 1) * D
+    """Bytes and FLOPs: bfloat16 is read and written once, and one float32 per
+    query, its log-sum-exp."""
+    moved = 2 * tokens * D * 2 * (H + KV_HEADS) + 4 * H * tokens
+    return moved, 2 * H * tokens * (tokens + 1) * D
 
 
 def _decode(batch: int) -> tuple[float, float]:
