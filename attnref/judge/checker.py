@@ -1074,8 +1074,10 @@ def judge(
         return Report(name, judged, avoided=avoided(name))
     explanation = explain(name, all_answers)
     stage, factor = find_stage(name, all_answers, [v.name for v in failures])
+    # What fails elsewhere, too, shows it better than a row without keys.
     indices = sorted(
-        {v.probe for v in failures}, key=lambda n: size_of(probes[n])
+        {v.probe for v in failures},
+        key=lambda n: (probes[n].prop == "empty", size_of(probes[n])),
     )
     programs = (reproduction(name, n, answers[n], file) for n in indices)
     traces = (answers[n].trace for n in indices)
@@ -1228,7 +1230,7 @@ def avoided(name: str) -> tuple[str, ...]:
     def spread(id: str) -> tuple[bool, int, int]:
         places = {x.module for lines in catalogue()[id].variants for x in lines}
         uses = sum(bool(places & modules) for modules in runs.values())
-        return not places & runs[name], len(places), uses
+        return not places <= runs[name], len(places), uses
 
     single = (c.ids for c in candidates(name) if len(c.ids) == 1)
     return tuple(sorted(dict.fromkeys(id for (id,) in single), key=spread))

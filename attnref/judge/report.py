@@ -291,7 +291,8 @@ class _Words:
                 titles.setdefault(function, []).append(title)
             elif v.passed:
                 size = f"{v.difference:.0e}" if v.difference else "0"
-                counts = self.say("tried", n=v.tried, d=size)
+                word = "tried_one" if v.tried == 1 else "tried"
+                counts = self.say(word, n=v.tried, d=size)
                 line = f"  {self.in_colour(GREEN, ok)}  {function}{title}"
                 yield f"{line} {self.in_colour(DIM, counts)}"
             else:
@@ -304,7 +305,8 @@ class _Words:
                 text = f"{v.sizes}{self.say('colon')}{fault}"
                 yield from wrapped(text, " " * 9)
         yield from (f"         {line}" for line in report.where)
-        text = "; ".join(f"{x}{'; '.join(y)}" for x, y in titles.items())
+        mark = "；" if self.language == "zh" else "; "
+        text = mark.join(f"{x}{mark.join(y)}" for x, y in titles.items())
         space = " " * (wide(no) - wide(ok) + 2)
         for n, line in enumerate(wrapped(text, " " * 9) if titles else ()):
             start = f"  {self.in_colour(GREEN, ok)}{space}"
@@ -316,6 +318,9 @@ class _Words:
             return ""
         if is_edge_case(report):
             return ""
+        if report.stage == "unclear" and report.where:
+            raised = self.say("raised", where=report.where[-1])
+            return self.say("hint", where=raised)
         stage = phrase(f"stage {report.stage}", factor=f"{report.factor:.3g}")
         return self.say("hint", where=stage)
 
@@ -324,7 +329,10 @@ class _Words:
             yield from wrapped(hint, "")
         yield ""
         if not report.mistakes:
-            yield self.in_colour(BOLD, self.say("none"))
+            several = len(TASKS[report.exercise].names) > 1
+            word = "none_together" if several else "none"
+            for line in wrapped(self.say(word), ""):
+                yield self.in_colour(BOLD, line)
             if report.unfinished:
                 yield self.say("unfinished")
             return

@@ -184,7 +184,7 @@ def numbers() -> dict[str, object]:
         "less_read": layers["mla"].cached / (dsa.cached - dsa.skipped),
         "fewer": (layers["mla"].scores + layers["mla"].values) / flops,
         "of_indexer": 2 * 2**17 * 64 * (128 + 1) / flops,
-        "index_head": 64 * 128,
+        "index_head": 64 * (128 + 1),
         "per_key": 128 * (512 + 64 + 512),
         "time": chosen_time / full_time,
         "index_share": dsa.parameters / layers["mla"].parameters - 1,

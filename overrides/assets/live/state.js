@@ -74,7 +74,7 @@
   // Where a name stands clear of what is there: beyond its point, or beside it.
   const clear = (taken, [x, y], beyond) => {
     const turns = [0, 1, -1, 2, -2, 3, -3, 4].map((n) => Math.atan2(beyond[1], beyond[0]) + (n * Math.PI) / 4);
-    const places = [16, 30].flatMap((r) => turns.map((turn) => [x + r * Math.cos(turn), y + r * Math.sin(turn)]));
+    const places = [16, 30, 44].flatMap((r) => turns.map((turn) => [x + r * Math.cos(turn), y + r * Math.sin(turn)]));
     const room = (at) => Math.min(22, ...[at[0], 400 - at[0], at[1], 214 - at[1]].map((z) => 2 * z - 10),
       ...taken.map((other) => Math.hypot(other[0] - at[0], other[1] - at[1])));
     const best = places.reduce((a, b) => (room(b) > room(a) + 1 ? b : a));

@@ -3,6 +3,7 @@
 import torch
 
 from attnref.core.recurrence import chunked, scan
+from tests.kit import budget
 from tests.kit.live import computed, equal
 
 RULES = ("linear", "decay", "delta", "gated")
@@ -76,6 +77,7 @@ def test_what_it_says_of_the_earlier_keys_is_what_the_bars_show(show):
 def test_what_is_read_never_leaves_the_plane(show):
     """Beyond its edge stands an arrow; each name has a place of its own."""
     page = show("state")
+    page.evaluate(budget.FORCE, "DejaVu Sans")  # the widest
     for rule in RULES:
         names = page.evaluate(
             """(rule) => {
