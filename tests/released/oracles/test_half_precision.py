@@ -5,6 +5,7 @@ from functools import cache
 import torch
 from torch import nn
 
+from attnref.released.difference import inputs_of
 from attnref.released.generate import file_of
 from attnref.released.record import AttentionRecord
 from tests.kit.families import (
@@ -96,8 +97,11 @@ def module_of(mixer, number, record, records):
 def read(layer, x):
     cache = layer.cache(LENGTH)
     state = hasattr(cache, "kept")
-    chunks = parts(x, state=state)
-    return torch.cat([layer(part, cache=cache) for part in chunks], dim=1)
+    out = [
+        layer(part, cache=cache, **inputs_of(layer, part))
+        for part in parts(x, state=state)
+    ]
+    return torch.cat(out, dim=1)
 
 
 @in_half_precision(kinds(), "minimax 1 bfloat16")
